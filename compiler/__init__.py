@@ -1,0 +1,1 @@
+"""From checked programs to verified plans. Needs no torch."""

@@ -1,0 +1,1 @@
+"""Engines: what holds a model on a rank."""
