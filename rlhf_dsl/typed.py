@@ -162,7 +162,8 @@ class Model:
 class PyOp:
     """A Python function marked `@op`, as its source says; nothing is imported.
 
-    args: one (name, annotation) each; result: "f32", "bool", "text" or "list" (one f32 per own token)
+    args: one (name, annotation) each, such as "str", "list[float]", "Text['b g']"
+    result: "f32", "bool", "text" or "list" (one f32 per own token)
     """
 
     name: str
@@ -175,6 +176,7 @@ class PyOp:
     timeout: float
     on_error: Union[None, float, str]  # None: fail
     span: Span
+    result_dims: tuple[str, ...] = ()  # of a batched op's result, in the names of its signature
 
 
 # ---- statements after checking -------------------------------------------------------------------

@@ -18,7 +18,7 @@ SEED = 20240611
 HELD_OUT = 512
 DEMONSTRATIONS = 4          # per prompt
 PAIRS = 3                   # preference pairs per prompt
-FORGETFUL, CARELESS = 0.50, 0.10
+FORGETFUL, CARELESS = 0.60, 0.05
 
 
 def without_carries(a, b):

@@ -1,0 +1,213 @@
+"""The plan of a program on a number of ranks: what every rank executes. It holds no code and needs no source.
+
+A plan is parametric in ranks: all ranks walk the same list of steps, and what a rank does in a step follows from the
+step's layout and the rank's place in it. Expressions are ids: positions in `Plan.exprs`. The steps stand in `compiler.steps`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
+
+from compiler import codec
+from compiler.layout import ModelLayout, generation_layout
+from compiler.steps import (  # the plan's vocabulary, of which this module is the door
+    HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, LoopStep, Named, NextState,
+    OptimizerStep, PyOpCall, Record, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
+)
+from rlhf_dsl import typed
+
+FORMAT = "rlflow.plan/1"
+
+__all__ = [
+    "FORMAT", "HOME", "Action", "ColumnSpec", "CommitStates", "DataSpec", "DimSpec", "Equation", "EvalSection", "ExprRow",
+    "Forward", "Generate", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec", "Named", "NextState", "OpSpec",
+    "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reshard", "RunSpec", "Statistics", "Step", "TrainStep",
+    "Transfer", "UpdateLoop",
+]
+
+
+# ---- tables ------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class ExprRow:
+    """One primitive; `args` are smaller ids. `grad`: the models it differentiates into. `line` of its first occurrence."""
+
+    op: str
+    args: tuple[int, ...] = ()
+    attrs: dict[str, Any] = field(default_factory=dict)
+    elem: str = "f32"
+    dims: tuple[str, ...] = ()
+    grad: tuple[str, ...] = ()
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class ProgramInfo:
+    """`folder`: of the program, absolute: relative paths are looked up there, then in the working directory.
+
+    lines: line number (as text) -> source line, for the lines that a message may show.
+    """
+
+    name: str
+    path: str
+    folder: str
+    digest: str
+    lines: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DimSpec:
+    """As `typed.Dim`. `response` is the name of the response that introduced a ragged dim, `lead` what its lengths vary over."""
+
+    size: int
+    ragged: bool = False
+    root: bool = False
+    response: str = ""
+    lead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayoutSpec:
+    """Ranks `first` to `first + ranks - 1` cut by tp x pp x dp; with `within`, the generation order of that training layout."""
+
+    ranks: int
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    first: int = 0
+    within: str = ""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """`shape`: the fields of `compiler.shapes.ModelShape`; `tokenizer`: the policy whose tokenizer it uses ("" = its own)."""
+
+    role: str
+    source: str
+    shape: dict[str, Any]
+    optimizer: Optional[typed.Optimizer] = None
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """As `typed.Column`."""
+
+    name: str
+    field: str
+    elem: str
+    dims: tuple[str, ...]
+    response: bool = False
+    after: str = ""
+    policy: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Columns of one source over the root dim `root`; `path` as written."""
+
+    root: str
+    kind: str
+    path: str
+    columns: tuple[ColumnSpec, ...]
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """A Python op, as `typed.PyOp`; it is imported by the worker processes alone."""
+
+    module: str
+    file: str
+    args: tuple[tuple[str, str], ...]
+    result: str
+    batched: bool = False
+    timeout: float = 60.0
+    on_error: Union[None, float, str] = None
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """`steps` or `epochs` is 0 if not given."""
+
+    steps: int = 0
+    epochs: int = 0
+    seed: int = 0
+    lag: int = 0
+
+
+# ---- the plan ----------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Plan:
+    """`setup` runs once, `steps` each iteration. `settings`: params and overrides as they are in force."""
+
+    program: ProgramInfo
+    cluster: str  # digest
+    world: int
+    run: RunSpec
+    dims: dict[str, DimSpec]
+    models: dict[str, ModelSpec]
+    layouts: dict[str, LayoutSpec]
+    data: tuple[DataSpec, ...]
+    ops: dict[str, OpSpec]
+    states: dict[str, int]
+    settings: dict[str, Any]
+    exprs: tuple[ExprRow, ...]
+    setup: tuple[Step, ...] = ()
+    steps: tuple[Step, ...] = ()
+    evals: tuple[EvalSection, ...] = ()
+
+    def expr_table(self) -> tuple[typed.Expr, ...]:
+        """The interned expressions: entry i is the one with id i."""
+        interner, table = typed.Interner(), []
+        for row in self.exprs:
+            kind = typed.Type(row.elem, row.dims)
+            args = tuple(table[i] for i in row.args)
+            table.append(interner.expr(row.op, args, kind, frozenset(row.grad), **row.attrs))
+        return tuple(table)
+
+    def layout(self, name: str) -> ModelLayout:
+        """The layout with its order of ranks. Raises KeyError and ValueError, never for a verified plan."""
+        spec = self.layouts[name]
+        if spec.within:
+            return generation_layout(self.layout(spec.within), spec.tp)
+        return ModelLayout(tuple(range(spec.first, spec.first + spec.ranks)), spec.tp, spec.pp, spec.dp)
+
+    def line_text(self, line: int) -> str:
+        return self.program.lines.get(str(line), "")
+
+    def to_json(self) -> str:
+        """Deterministic: the same program, cluster and number of ranks give the same bytes."""
+        value = {"format": FORMAT, **codec.encode(self)}
+        return "{\n" + ",\n".join(f" {json.dumps(k)}: {_pretty(v)}" for k, v in value.items()) + "\n}\n"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @staticmethod
+    def from_json(text: str) -> "Plan":
+        """Raises `codec.CodecError`; `compiler.verify.load_plan` makes it a diagnostic and verifies the plan."""
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise codec.CodecError("plan", f"not JSON: {error}") from None
+        name = value.get("format") if isinstance(value, dict) else None
+        if not isinstance(name, str) or name.split(".")[:2] != FORMAT.split("."):
+            raise codec.CodecError("plan.format", f"`{FORMAT}` is expected")
+        return codec.decode(Plan, value)
+
+
+def _pretty(value: Any) -> str:
+    """One line an item: a plan is read and compared by people."""
+    if isinstance(value, dict) and value:
+        return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in value.items()) + "\n }"
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join("  " + json.dumps(v, ensure_ascii=False) for v in value) + "\n ]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,164 @@
+"""An objective over a mini-batch as a sum over micro-batches: local sums times constants known before.
+
+An objective is separable when it is affine in its reductions over root dims of trained outputs. Then `mean(x)` is
+`sum(x) / n` with n known before the first micro-batch, and summing the gradients of the local parts over micro-batches and
+ranks gives the gradient of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterator
+
+from compiler.exprs import REDUCTIONS, is_root_reduction, walk
+from rlhf_dsl.diagnostics import fault
+from rlhf_dsl.typed import Dim, Expr, Interner, Type
+
+LINEAR_REDUCTIONS = frozenset(("sum", "mean"))
+
+
+@dataclass(frozen=True)
+class Separated:
+    """partial: the local part. calls: current outputs of the model in it, in order of first use.
+
+    statistics: reductions over the whole mini-batch in it; constants: everything in it that is known before, statistics
+    among them. unit: the dims whose joint rows may be split, a root dim alone where a whole group is needed.
+    """
+
+    partial: Expr
+    calls: tuple[Expr, ...]
+    statistics: tuple[Expr, ...]
+    constants: tuple[Expr, ...]
+    unit: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Separator:
+    """model: the one to train; phase: the update whose calls of it are current outputs; dims: of the program.
+
+    known: values that exist before the mini-batch (results of rollout and of calls that no training changes).
+    """
+
+    model: str
+    phase: str
+    dims: dict[str, Dim]
+    known: frozenset[Expr]
+    interner: Interner
+
+    def separate(self, objective: Expr) -> Separated:
+        """Raises DiagnosticError E0409 if the objective is not separable; it has a current output in it (else E0407)."""
+        partial = self._affine(objective)
+        inside = tuple(walk(partial, stop=lambda e: self._is_constant(e) or self.is_current(e)))
+        calls = tuple(e for e in inside if self.is_current(e))
+        constants = tuple(e for e in inside if self._is_constant(e) and not self._is_plain(e))
+        return Separated(partial, calls, tuple(self._statistics(constants)), constants, self._unit(partial, calls))
+
+    # ---- what kind of value ----------------------------------------------------------------------
+
+    @property
+    def roots(self) -> frozenset[str]:
+        return frozenset(d.name for d in self.dims.values() if d.root)
+
+    def is_current(self, expr: Expr) -> bool:
+        return expr.op == "call" and expr.attr("model") == self.model and expr.attr("phase") == self.phase
+
+    def _depends(self, expr: Expr) -> bool:
+        return any(self.is_current(e) for e in walk(expr, stop=lambda e: e in self.known))
+
+    def _trains(self, expr: Expr) -> bool:
+        return self.model in expr.grad
+
+    def _is_constant(self, expr: Expr) -> bool:
+        """Known before the first micro-batch: independent of current outputs, or a statistic of them without gradient."""
+        if expr in self.known or not self._depends(expr):
+            return True
+        return is_root_reduction(expr, self.roots) and not self._trains(expr)
+
+    def _is_plain(self, expr: Expr) -> bool:
+        return all(not e.args and e.op == "const" or e.args and e.op not in ("call", "pyop", "field", "length")
+                   and e.op not in REDUCTIONS for e in walk(expr))
+
+    def _statistics(self, constants: tuple[Expr, ...]) -> Iterator[Expr]:
+        """Reductions over the mini-batch in the constants, the outermost of them."""
+        def stop(expr: Expr) -> bool:
+            return expr in self.known or is_root_reduction(expr, self.roots)
+
+        for expr in walk(*constants, stop=stop):
+            if expr not in self.known and is_root_reduction(expr, self.roots):
+                yield expr
+
+    # ---- rewriting -------------------------------------------------------------------------------
+
+    def _affine(self, expr: Expr) -> Expr:
+        """`expr` with its root reductions of trained outputs made local; it may only be affine in them."""
+        if not self._has_trained_reduction(expr):
+            return expr
+        if is_root_reduction(expr, self.roots):
+            return self._local(expr)
+        parts = [self._has_trained_reduction(a) for a in expr.args]
+        if not self._is_affine(expr, parts):
+            raise fault("E0409", expr.span)
+        return self._rebuilt(expr, tuple(self._affine(a) if part else a for a, part in zip(expr.args, parts)))
+
+    def _has_trained_reduction(self, expr: Expr) -> bool:
+        return any(self._trains(e) and is_root_reduction(e, self.roots) for e in walk(expr))
+
+    def _is_affine(self, expr: Expr, parts: list[bool]) -> bool:
+        """Whether `expr` is affine in the arguments marked in `parts`, with the others known before."""
+        others = [a for a, part in zip(expr.args, parts) if not part]
+        if expr.op in ("add", "sub", "neg"):
+            return not any(self._has_rows(a) for a in others)
+        if expr.op in ("mul", "div", "where") or expr.op in LINEAR_REDUCTIONS:
+            movable = {"mul": sum(parts) == 1, "div": not parts[-1], "where": not parts[0]}.get(expr.op, parts[0])
+            return movable and not any(self._has_rows(a) or self._trains(a) for a in others)
+        return False
+
+    def _has_rows(self, expr: Expr) -> bool:
+        return any(dim in self.roots for dim in expr.type.dims)
+
+    def _local(self, expr: Expr) -> Expr:
+        """A sum stays, as the sum of this part's rows; a mean becomes such a sum over the count of all rows."""
+        if expr.op not in LINEAR_REDUCTIONS or any(self._has_trained_reduction(a) for a in expr.args):
+            raise fault("E0409", expr.span)
+        total = self.interner.expr("sum", expr.args, expr.type, expr.grad, expr.span, **dict(expr.attrs))
+        if expr.op == "sum":
+            return total
+        one = self.interner.expr("const", (), Type("f32"), value=1.0)
+        counted = (self._counted(expr.args[0]), *expr.args[1:])
+        count = self.interner.expr("count", counted, expr.type, frozenset(), expr.span, **dict(expr.attrs))
+        count = self.interner.expr("maximum", (count, one), expr.type, frozenset(), expr.span)
+        return self.interner.expr("div", (total, count), expr.type, expr.grad, expr.span)
+
+    def _counted(self, expr: Expr) -> Expr:
+        """A value over the dims of `expr` that needs no current output: only how many elements it has matters."""
+        for inner in walk(expr, stop=self._is_constant):
+            if self._is_constant(inner) and inner.type == expr.type:
+                return inner
+        call = next(e for e in walk(expr) if self.is_current(e))
+        lengths = Type("f32", self.dims[call.args[0].type.dims[-1]].lead)
+        length = self.interner.expr("length", (call.args[0],), lengths, frozenset(), expr.span, over=call.args[0].type.dims[-1:])
+        if length.type == expr.type:
+            return length
+        return self.interner.expr("at_end", (length,), expr.type, frozenset(), expr.span, over=expr.type.dims[-1:])
+
+    def _rebuilt(self, expr: Expr, args: tuple[Expr, ...]) -> Expr:
+        return self.interner.expr(expr.op, args, expr.type, expr.grad, expr.span, **dict(expr.attrs))
+
+    # ---- the unit --------------------------------------------------------------------------------
+
+    def _unit(self, partial: Expr, calls: tuple[Expr, ...]) -> tuple[str, ...]:
+        """The leading dims of the responses, or their root dim alone where a reduction needs whole groups.
+
+        It does where it runs over a group dim alone, and where it leaves a group dim behind after the rows are summed.
+        """
+        leads = tuple(dict.fromkeys(self.dims[e.args[0].type.dims[-1]].lead for e in calls))
+        whole = any(self._needs_group(e) for e in walk(partial, stop=self._is_constant) if not self._is_constant(e))
+        return leads[0][:1] if whole or len(leads) > 1 else leads[0]
+
+    def _needs_group(self, expr: Expr) -> bool:
+        if expr.op not in REDUCTIONS:
+            return False
+        over = expr.attr("over", ())
+        if any(dim in self.roots for dim in over):
+            return bool(expr.type.dims)
+        return any(not self.dims[dim].ragged for dim in over)

@@ -1,0 +1,241 @@
+"""The instructions of a plan, one frozen class each; `op` is its name in JSON, `name` what messages call it, `line` the user's.
+
+Expressions are ids: positions in `Plan.exprs`. The order inside `UpdateLoop.body` is the order of execution for one
+mini-batch: forwards that must be known first, `Statistics`, the train steps of all models, records (averaged over the
+iteration's mini-batches), optimizer steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Union
+
+HOME = "home"  # the layout of equations, Python ops and metrics
+
+
+@dataclass(frozen=True)
+class Named:
+    """An expression under its printed name: `kl`, `actor.logprobs(y)`, `update/ratio`."""
+
+    name: str
+    expr: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """The next rows of the source over root dim `name` arrive at home."""
+
+    op: ClassVar[str] = "load"
+    name: str
+    columns: tuple[str, ...]
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Reshard:
+    """Weights of `model` from layout `src` to layout `dst`; bytes of all ranks together, received from other ranks."""
+
+    op: ClassVar[str] = "reshard"
+    name: str
+    model: str
+    src: str
+    dst: str
+    total_bytes: int = 0
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Rows of values from `src` to `dst`; one of the two is "home", the other a layout.
+
+    To a layout: its dp shards, each to all tp ranks of the stages that need it. From a layout: last stage, tp rank 0.
+    """
+
+    op: ClassVar[str] = "transfer"
+    name: str
+    values: tuple[Named, ...]
+    src: str
+    dst: str
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Generate:
+    """`expr` is the `generate` primitive; its first argument, the prompts, has the id `prompts`."""
+
+    op: ClassVar[str] = "generate"
+    name: str
+    expr: int
+    prompts: int
+    model: str
+    layout: str
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward of `model` over the sequences of `response`, serving several calls.
+
+    temperature: resolved, > 0. micro_batch: at most so many samples, tokens: at most so many tokens a micro-batch (0: no limit).
+    minibatch: over the mini-batch's rows with the weights of now, else over the iteration's rows.
+    """
+
+    op: ClassVar[str] = "forward"
+    name: str
+    calls: tuple[Named, ...]
+    response: int
+    model: str
+    layout: str
+    temperature: float = 1.0
+    micro_batch: int = 0
+    tokens: int = 0
+    minibatch: bool = False
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Equation:
+    """Values to evaluate at home; `minibatch` as in `Forward`."""
+
+    op: ClassVar[str] = "equation"
+    name: str
+    values: tuple[Named, ...]
+    minibatch: bool = False
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class PyOpCall:
+    op: ClassVar[str] = "pyop"
+    name: str
+    expr: int
+    minibatch: bool = False
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class KeepRows:
+    """The `index`-th keep (from 1); below it, rows where `expr` is false take no part."""
+
+    op: ClassVar[str] = "keep"
+    name: str
+    index: int
+    expr: int
+    refill: int = 0
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """Metric `name`; in an update loop it is taken for each mini-batch and averaged."""
+
+    op: ClassVar[str] = "record"
+    name: str
+    expr: int
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class NextState:
+    """The new value of state `name`, committed by `CommitStates`."""
+
+    op: ClassVar[str] = "next_state"
+    name: str
+    expr: int
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class CommitStates:
+    op: ClassVar[str] = "commit_states"
+    name: str = "states"
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Reductions evaluated at home over the mini-batch, known on all ranks before the first micro-batch."""
+
+    op: ClassVar[str] = "statistics"
+    name: str
+    exprs: tuple[Named, ...]
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """Forward and backward of `model` over the mini-batch; gradients accumulate, weights stay.
+
+    objective: as written, to maximize if `maximize`; its value over the mini-batch is a metric.
+    partial: what each micro-batch evaluates; the sum of its gradients over micro-batches and ranks is the gradient of `objective`.
+    calls: outputs of the model in it, with gradients. They come home by the Transfer that follows.
+    constants: values in it that are known before, each over rows (sent by the Transfer before) or a scalar (known everywhere).
+    unit: the dims whose joint rows may be split over micro-batches and dp: ("b",) or ("b", "g").
+    """
+
+    op: ClassVar[str] = "train"
+    name: str
+    model: str
+    layout: str
+    objective: int
+    partial: int
+    maximize: bool
+    calls: tuple[Named, ...]
+    constants: tuple[Named, ...] = ()
+    unit: tuple[str, ...] = ()
+    micro_batch: int = 0
+    tokens: int = 0
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    op: ClassVar[str] = "optimizer"
+    name: str
+    model: str
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Action:
+    """`every` N iterations: kind "save", "copy" or "ema"."""
+
+    op: ClassVar[str] = "action"
+    name: str
+    every: int
+    kind: str
+    args: tuple[Any, ...] = ()
+    line: int = 0
+
+
+LoopStep = Union[Transfer, Forward, Equation, PyOpCall, Statistics, TrainStep, Record, OptimizerStep]
+
+
+@dataclass(frozen=True)
+class UpdateLoop:
+    """The `index`-th update (from 0): `before` once over the iteration's rows, then `body` for each epoch and mini-batch."""
+
+    op: ClassVar[str] = "update"
+    name: str
+    index: int
+    epochs: int
+    minibatches: int
+    roots: tuple[str, ...]
+    before: tuple[LoopStep, ...] = ()
+    body: tuple[LoopStep, ...] = ()
+    line: int = 0
+
+
+Step = Union[Load, Reshard, Transfer, Generate, Forward, Equation, PyOpCall, KeepRows, Record, NextState, Statistics, UpdateLoop,
+             CommitStates, Action]
+
+
+@dataclass(frozen=True)
+class EvalSection:
+    """Runs before iteration 1, every `every` iterations and after the last; its Load takes the first rows in file order."""
+
+    name: str
+    every: int
+    roots: tuple[str, ...]
+    steps: tuple[Step, ...]
+    line: int = 0

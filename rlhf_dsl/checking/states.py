@@ -1,0 +1,97 @@
+"""States: `state x = INIT then NEXT`, and `next(x)`."""
+
+from __future__ import annotations
+
+from typing import Iterator, Optional
+
+import rlhf_dsl.checking.infer as inference  # the two call each other: `next(x)` is an expression, INIT and NEXT have some
+from rlhf_dsl import ast
+from rlhf_dsl.checking.broadcast import NUMBERS, expect
+from rlhf_dsl.checking.context import Context
+from rlhf_dsl.diagnostics import Label
+from rlhf_dsl.typed import Expr, State
+
+
+def next_of_state(cx: Context, node: ast.Call) -> Optional[Expr]:
+    """`next(x)`: what the state will be in the next iteration."""
+    name = node.args[0]
+    found = cx.scope.find(name.id) if isinstance(name, ast.Name) else None
+    if found is None or found.kind != "state":
+        cx.error("E0212", node.span, name="next", wanted="one ragged dim, or a state in parentheses", found="none")
+        return None
+    found.used = True
+    if cx.phase == "declaration":
+        cx.error("E0504", node.span)
+        return None
+    if cx.phase.startswith("eval") or cx.phase == "rollout" and not cx.state and cx.keep < cx.last_keep:
+        reason = "an evaluation changes no state" if cx.phase.startswith("eval") else "a `keep` below decides what it is made from"
+        cx.error("E0408", node.span, [Label(found.span, "the state")], name=found.name, reason=reason)
+        return None
+    type = cx.tables.state_types.get(found.name)
+    return None if type is None else cx.expr("next_state", (), type, node, name=found.name)
+
+
+def initial(cx: Context, node: ast.State) -> Optional[Expr]:
+    """INIT: a scalar of params and dims."""
+    init = inference.infer(cx, node.init)
+    if init is None or not expect(cx, (node.init, init), *NUMBERS):
+        return None
+    cx.tables.state_types[node.name.id] = init.type
+    return init
+
+
+def following(cx: Context, node: ast.State, init: Expr) -> Optional[State]:
+    """NEXT: a scalar of rollout values, params and states, after every `keep`."""
+    value = inference.infer(cx.at(state=node.name.id), node.next)
+    if value is None:
+        return None
+    if value.type.dims or value.type.elem not in NUMBERS:
+        cx.error("E0215", node.next.span, [Label(node.name.span, "the state")], what="a state", type=value.type)
+        return None
+    if init.type.elem == "bool" and not expect(cx, (node.next, value), "bool"):
+        return None
+    return State(node.name.id, init, value, node.span)
+
+
+def report_cycles(cx: Context, states: dict[str, State]) -> None:
+    """A state's new value may not need itself."""
+    needs = {name: _needed(state.next) for name, state in states.items()}
+    reported: set[str] = set()
+    for name in states:
+        cycle = _cycle(name, needs)
+        if cycle is None or reported & set(cycle):
+            continue
+        reported |= set(cycle)
+        labels = [Label(states[other].span, f"`{other}`") for other in cycle[1:-1]]
+        path = " needs ".join(f"`next({other})`" for other in cycle)
+        cx.error("E0407", states[name].span, labels, name=name, path=path)
+
+
+def _needed(expr: Expr) -> frozenset[str]:
+    return frozenset(e.attr("name") for e in walk(expr) if e.op == "next_state")
+
+
+def _cycle(start: str, needs: dict[str, frozenset]) -> Optional[list[str]]:
+    """A shortest path from a state back to itself."""
+    paths, seen = [[start]], set()
+    while paths:
+        path = paths.pop(0)
+        for other in sorted(needs.get(path[-1], ())):
+            if other == start:
+                return [*path, other]
+            if other not in seen:
+                seen.add(other)
+                paths.append([*path, other])
+    return None
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """An expression and all it is made from, each once."""
+    seen, stack = set(), [expr]
+    while stack:
+        found = stack.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        stack.extend(reversed(found.args))

@@ -1,0 +1,73 @@
+"""P01, P02: planning (exit code 3)."""
+
+from rlhf_dsl.codes.code import Code
+
+CODES: tuple[Code, ...] = (
+    Code(
+        "P0101", "`{target}: {constraint}` needs {needed} ranks, but there are {ranks}",
+        "tp * pp * dp of a layout is the number of its ranks. Where dp is left open, tp * pp must divide that number.",
+        "start {way} ranks (`--ranks {way}`), or change the constraint",
+    ),
+    Code(
+        "P0102", "`{target}` cannot be cut by tp={tp}, pp={pp}: {reason}",
+        "Tensor parallelism cuts heads, key/value heads and the inner width of a layer evenly; pipeline parallelism needs "
+        "a layer for each stage.",
+        "choose degrees that divide the model's sizes",
+    ),
+    Code(
+        "P0103", "`{target}: devices({devices})` asks for a part of the {ranks} ranks",
+        "All models of a plan share all of its ranks; a layout of a part of them is not among those that the planner makes.",
+        "leave the constraint out, or start {devices} ranks (`--ranks {devices}`)",
+    ),
+    Code(
+        "P0104", "`{target}` has no engine `{engine}`",
+        "Training and scoring run on Megatron-core, generation on the project's own sampler.",
+        "there is: {engines}",
+    ),
+    Code(
+        "P0105", "`{target}` constrains a stage that `{model}` does not have",
+        "A trained model has the stage `train`, which also scores; a frozen one has `forward`; a policy that generates "
+        "has `generate`.",
+        "`{model}` has: {stages}",
+    ),
+    Code(
+        "P0106", "{ranks} ranks do not fit on the cluster's {devices} devices",
+        "On a described cluster a rank is a device.",
+        "plan for at most {devices} ranks, or describe a larger cluster",
+    ),
+    Code(
+        "P0107", "the cluster file cannot be used: {reason}",
+        "A cluster file is TOML with `nodes`, `devices_per_node`, a table `device` (`tflops`, `memory_gb`, "
+        "`memory_gb_per_s`) and a table `links` (`intra_gb_per_s`, `inter_gb_per_s`, `latency_us`).", status=2,
+    ),
+    Code(
+        "P0108", "`{target}` disagrees with `{other}`: {what}",
+        "A trained model scores with the weights where it trains, so both stages have one layout; one number of "
+        "micro-batch or degree cannot be given twice.",
+        "leave one of the two out",
+    ),
+    Code(
+        "P0109", "`--ranks {ranks}` is not a number of ranks",
+        "A plan has at least one rank.", "give 1 or more", status=2,
+    ),
+    Code(
+        "P0110", "`{target}: {constraint}` must be at least 1",
+        "Degrees and micro-batches are positive.", "",
+    ),
+    Code(
+        "P0111", "the plan cannot be written: {reason}",
+        "The plan file is written beside its place and renamed.", "give another place with `-o`", status=2,
+    ),
+    Code(
+        "P0201", "this is no plan that can be run: {reason}",
+        "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, with the "
+        "place inside it.",
+        "compile the program again", status=2,
+    ),
+    Code(
+        "P0202", "the plan does not hold together: {reason}",
+        "Before a plan is written or run, it is checked: every value is made before its use, each weight arrives exactly "
+        "once, degrees divide what they cut, and all ranks walk the same steps.",
+        "compile the program again; if that does not help, this is a bug in rlflow",
+    ),
+)

@@ -1,0 +1,89 @@
+"""R01: running: data, models, ranks (exit code 4)."""
+
+from rlhf_dsl.codes.code import Code
+
+CODES: tuple[Code, ...] = (
+    Code(
+        "R0130", "there is no model folder `{folder}`",
+        "A model's source is a local folder as transformers writes it: `config.json` and safetensors.",
+        "give a folder that holds a `config.json`, e.g. `-s base=FOLDER`", status=2,
+    ),
+    Code(
+        "R0131", "the model's config cannot be read: {reason}",
+        "`config.json` must be JSON with the sizes of the model under the names that transformers gives them.", status=2,
+    ),
+    Code(
+        "R0132", "{what} is not supported",
+        "The engines compute Llama-like models; a setting that they would silently ignore is refused.", status=2,
+    ),
+    Code(
+        "R0133", "the model folder holds no weights",
+        "Weights are `model.safetensors`, or shards named by `model.safetensors.index.json`.",
+        "convert them with `save_pretrained(folder, safe_serialization=True)`", status=2,
+    ),
+    Code(
+        "R0134", "the weights cannot be read: {reason}",
+        "A safetensors file or its index is damaged, or a file that the index names is missing.",
+        "fetch or write the folder again", status=2,
+    ),
+    Code(
+        "R0135", "tensor `{tensor}` is missing",
+        "The config describes a tensor that no file of the folder holds.",
+        "the weights belong to another config; fetch or write the folder again", status=2,
+    ),
+    Code(
+        "R0136", "tensor `{tensor}` has shape {found}, the config says {expected}",
+        "The config and the weights describe models of different sizes.",
+        "the weights belong to another config; fetch or write the folder again", status=2,
+    ),
+    Code(
+        "R0110", "there is no `mpiexec`",
+        "Ranks are started by Open MPI, which the package installs as a wheel beside Python.",
+        "install the package with its dependencies, or put an Open MPI `mpiexec` on the PATH", status=2,
+    ),
+    Code(
+        "R0150", "`{name}` is {value}",
+        "A metric, a state or an objective came out infinite or not a number. Training on would spoil the models, so the run ends.",
+        "look at what it is made of: a division by something that can be 0, an `exp` of something large, or a learning rate too high",
+    ),
+    Code(
+        "R0151", "the gradient of `{model}` is not finite",
+        "The gradient norm came out infinite or not a number. A step would spoil the weights, so the run ends before it.",
+        "lower the learning rate, or look at the objective: an `exp` of something large, or a division by something that can be 0",
+    ),
+    Code(
+        "R0152", "the plan is for {wanted} ranks, {started} are started",
+        "A plan places models on a fixed number of ranks.",
+        "start {wanted} ranks, or compile again with `--ranks {started}`", status=2,
+    ),
+    Code(
+        "R0153", "rank {rank} died of {signal} in iteration {iteration}, at `{step}`",
+        "A rank of the job ended without a word of its own: it was killed, or the machine ran out of memory. All ranks were ended.",
+        "if nobody killed it, memory may have run out: see the system's log, use smaller micro-batches, or more ranks",
+    ),
+    Code(
+        "R0154", "rank {rank} failed in iteration {iteration}, at `{step}`: {kind}: {text}",
+        "An error that the runtime did not expect. This is a bug in rlflow, or in an engine below it.",
+        "this is a bug in rlflow; `-v` shows the trace, which belongs into a report",
+    ),
+    Code(
+        "R0155", "the ranks ended with exit code {code}; they said: {output}",
+        "The job ended before any rank could say why, as when MPI cannot start.",
+        "the logs of the ranks may say more",
+    ),
+    Code(
+        "R0156", "`{option}` does not apply to a plan",
+        "A plan was compiled with its settings; they cannot change without compiling again.",
+        "give the program instead of the plan, or compile it again with the option", status=2,
+    ),
+    Code(
+        "R0157", "the run folder holds a run already",
+        "A run never writes over another one.",
+        "give another `--run-dir`, or remove it", status=2,
+    ),
+    Code(
+        "R0158", "the run folder cannot be written: {reason}",
+        "A run writes its plan, metrics, logs and checkpoints into its folder.",
+        "give another `--run-dir`", status=2,
+    ),
+)

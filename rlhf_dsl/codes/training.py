@@ -1,0 +1,6 @@
+"""E04: training."""
+
+from rlhf_dsl.codes.code import Code
+
+CODES: tuple[Code, ...] = (
+)

@@ -1,0 +1,309 @@
+"""The lines of a program before it is parsed: brackets, strings, comments, indentation.
+
+The parser sees only lines that are whole here, so that what is wrong with a bracket, a quote or an indentation is said about
+that place; and a line that is wrong is taken out while the others are still checked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Iterable, Iterator, Optional
+
+from rlhf_dsl.ast import Span
+from rlhf_dsl.diagnostics import Diagnostics, Label
+
+MAX_BRACKETS = 60
+HEADS = ("rollout", "update", "plan", "eval", "run", "fn")
+
+_TOKEN = re.compile(
+    r'''(?P<newline>\n)|(?P<space>[ ]+)|(?P<comment>\#[^\n]*)|(?P<long>""")|(?P<quote>["'])|(?P<open>[(\[])|(?P<close>[)\]])
+    |(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+    |(?P<op>==|!=|<=|>=|\*\*|[-+*/<>=.,:])|(?P<odd>.)''',
+    re.VERBOSE | re.DOTALL,
+)
+_LONG = re.compile(r'"""(?:[^"\\]|\\.|"[^"]|""[^"])*"""', re.DOTALL)
+_SHORT = re.compile(r'''"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*\'''')
+_CLOSING = {"(": ")", "[": "]"}
+_ODD_HELP = {
+    "{": "there are no dictionaries or sets; lists are written `[a, b]`",
+    "}": "there are no dictionaries or sets; lists are written `[a, b]`",
+    ";": "a statement ends where its line ends; write one a line",
+    "&": "the logical operators are `and`, `or` and `not`",
+    "|": "the logical operators are `and`, `or` and `not`",
+    "!": "the logical operators are `and`, `or` and `not`",
+    "%": "the operators are `+`, `-`, `*`, `/` and `**`",
+    "@": "the operators are `+`, `-`, `*`, `/` and `**`; there are no matrices and no decorators",
+    "\\": "a line goes on inside brackets; put the expression into parentheses",
+}
+
+
+@dataclass(frozen=True)
+class Tok:
+    """kind: a group of `_TOKEN`, or "string"."""
+
+    kind: str
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    @property
+    def span(self) -> Span:
+        return Span(self.start, self.end)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A logical line: more than one in the file where brackets or strings are open at a line's end."""
+
+    indent: int
+    tokens: tuple[Tok, ...]
+    start: int
+    end: int
+
+    @property
+    def opens_block(self) -> bool:
+        return self.tokens[-1].text == ":"
+
+
+@dataclass(frozen=True)
+class Scan:
+    """`bad` holds the indices of the lines that the parser must not see."""
+
+    lines: tuple[Line, ...]
+    comments: tuple[Span, ...]
+    bad: frozenset[int]
+
+    def without(self, more: Iterable[int]) -> "Scan":
+        """Also without these lines, what stands in their blocks, and heads of which nothing is left."""
+        return Scan(self.lines, self.comments, _closure(self.lines, self.bad | set(more)))
+
+    def visible(self, text: str) -> str:
+        """The text with blanks for the bad lines, every offset as it was; ends in a newline."""
+        return _blank(text, (Span(line.start, line.end) for line in (self.lines[i] for i in self.bad))) + "\n"
+
+    def line_at(self, offset: int) -> int:
+        """The index of the last line that starts at or before an offset."""
+        return max((i for i, line in enumerate(self.lines) if line.start <= offset), default=0)
+
+
+def scan(text: str, sink: Diagnostics) -> Scan:
+    """Cuts a text into logical lines and reports those that are not whole."""
+    left_out: list[Span] = []
+    scanner = _Scanner(text, sink)
+    while scanner.unclosed is not None:  # a bracket or quote swallows the rest: leave its statement out and look again
+        left_out.append(scanner.unclosed)
+        scanner = _Scanner(_blank(text, left_out), sink)
+    lines = tuple(sorted([*scanner.lines, *(_as_line(text, span) for span in left_out)], key=lambda line: line.start))
+    bad = {i for i, line in enumerate(lines) if line.start in scanner.bad or Span(line.start, line.end) in left_out}
+    bad |= _check_layout(lines, bad, sink)
+    return Scan(lines, tuple(scanner.comments), frozenset()).without(bad)
+
+
+class _Scanner:
+    """One pass over a text: its lines, and in `bad` the starts of those with a fault.
+
+    `unclosed` is the statement to leave out before the next pass, None if there is none.
+    """
+
+    def __init__(self, text: str, sink: Diagnostics):
+        self.text, self.sink = text, sink
+        self.lines: list[Line] = []
+        self.comments: list[Span] = []
+        self.bad: set[int] = set()
+        self.unclosed: Optional[Span] = None
+        self._tokens: list[Tok] = []
+        self._open: list[tuple[Tok, bool]] = []  # with: is it a range, which may close with the other bracket
+        self._run()
+
+    def _run(self) -> None:
+        for token in _tokens(self.text):
+            handler = getattr(self, f"_{token.kind}", self._keep)
+            handler(token)
+            if self.unclosed is not None:
+                return
+        if self._open:
+            opened = self._open[0][0]
+            self._fault("E0013", opened.span, bracket=opened.text, close=_CLOSING[opened.text])
+            self.unclosed = _statement(self.text, opened.start)
+            return
+        self._end_line()
+
+    def _keep(self, token: Tok) -> None:
+        self._tokens.append(token)
+
+    def _space(self, token: Tok) -> None:
+        pass
+
+    def _comment(self, token: Tok) -> None:
+        self.comments.append(token.span)
+
+    def _newline(self, token: Tok) -> None:
+        if not self._open:
+            self._end_line()
+
+    def _end_line(self) -> None:
+        if not self._tokens:
+            return
+        start = self._tokens[0].start
+        indent = start - (self.text.rfind("\n", 0, start) + 1)
+        self.lines.append(Line(indent, tuple(self._tokens), start, self._tokens[-1].end))
+        self._tokens = []
+
+    def _string(self, token: Tok) -> None:
+        self._tokens.append(token)
+
+    def _open_bracket(self, token: Tok) -> None:
+        is_range = bool(self._tokens) and self._tokens[-1].text == "in"  # `in (0, 1]`
+        self._tokens.append(token)
+        self._open.append((token, is_range))
+        if len(self._open) > MAX_BRACKETS:
+            self._fault("E0022", token.span)
+
+    def _close_bracket(self, token: Tok) -> None:
+        self._tokens.append(token)
+        if not self._open:
+            self._fault("E0014", token.span, bracket=token.text)
+            return
+        opened, is_range = self._open.pop()
+        if _CLOSING[opened.text] != token.text and not is_range:
+            label = Label(opened.span, "opened here")
+            self._fault("E0032", token.span, labels=[label], bracket=token.text, close=_CLOSING[opened.text])
+
+    def _odd(self, token: Tok) -> None:
+        self._tokens.append(token)
+        if token.text == "^":
+            self._fault("E0012", token.span)
+        elif token.text == "\t":
+            self._fault("E0016", token.span)
+        else:
+            shown = token.text if token.text.isprintable() else f"U+{ord(token.text):04X}"
+            self._fault("E0021", token.span, help=_ODD_HELP.get(token.text, ""), char=shown)
+
+    def _unterminated(self, token: Tok) -> None:
+        """A quote without its partner: the rest of the line is the string."""
+        self._tokens.append(token)
+        self._fault("E0020", token.span, quote='"""' if token.text.startswith('"""') else token.text[0])
+        if token.text.startswith('"""'):
+            self.unclosed = _statement(self.text, token.start)
+
+    def _fault(self, code: str, span: Span, **words) -> None:
+        """Reports the first fault of a line."""
+        line = self._tokens[0].start if self._tokens else span.start
+        if line not in self.bad:
+            self.sink.error(code, span, **words)
+        self.bad.add(line)
+
+
+def _tokens(text: str) -> Iterator[Tok]:
+    at = 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        kind, end = found.lastgroup, found.end()
+        if kind in ("long", "quote"):
+            whole = (_LONG if kind == "long" else _SHORT).match(text, at)
+            end = whole.end() if whole else _end_of_line(text, at)
+            kind = "string" if whole else "unterminated"
+        kind = {"open": "open_bracket", "close": "close_bracket"}.get(kind, kind)
+        yield Tok(kind, text[at:end], at)
+        at = end
+
+
+def _end_of_line(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end
+
+
+def _statement(text: str, at: int) -> Span:
+    """The line at an offset and the deeper ones below it: what its author is likely to have meant as one statement."""
+    start = text.rfind("\n", 0, at) + 1
+    indent = _indent(text, start)
+    end = _end_of_line(text, at)
+    while end < len(text):
+        following = _end_of_line(text, end + 1)
+        line = text[end + 1:following]
+        if line.strip() and _indent(text, end + 1) <= indent:
+            break
+        end = following
+    return Span(start, end)
+
+
+def _indent(text: str, start: int) -> int:
+    return re.compile(" *").match(text, start).end() - start
+
+
+def _blank(text: str, spans: Iterable[Span]) -> str:
+    for span in spans:
+        text = text[:span.start] + re.sub(r"[^\n]", " ", text[span.start:span.end]) + text[span.end:]
+    return text
+
+
+def _as_line(text: str, span: Span) -> Line:
+    """What was left out, as a line of its own for the layout."""
+    first = next(token for token in _tokens(text[span.start:span.end]) if token.kind != "space")
+    token = Tok(first.kind, first.text, span.start + first.start)
+    return Line(token.start - span.start, (token,), span.start, span.end)
+
+
+# ---- indentation -------------------------------------------------------------------------------
+
+def _check_layout(lines: tuple[Line, ...], bad: set[int], sink: Diagnostics) -> set[int]:
+    """Reports blocks without a head, heads without a block, and lines between two levels; returns their indices."""
+    found: set[int] = set()
+    levels = [0]
+    for i, line in enumerate(lines):
+        before = lines[i - 1] if i else None
+        excused = i in bad or (i - 1) in bad | found
+        if line.indent > levels[-1]:
+            levels.append(line.indent)
+            if (before is None or not before.opens_block) and not excused:
+                found.add(_report_deeper(lines, i, sink))
+            continue
+        if before is not None and before.opens_block and not excused:
+            sink.error("E0017", before.tokens[-1].span, head=before.tokens[0].text)
+            found.add(i - 1)
+        while line.indent < levels[-1]:
+            levels.pop()
+        if line.indent != levels[-1]:
+            if i not in bad:
+                sink.error("E0018", Span(line.start, line.end), what="does not match any line above it")
+            found.add(i)
+            levels.append(line.indent)
+    if lines and lines[-1].opens_block and len(lines) - 1 not in bad:
+        sink.error("E0017", lines[-1].tokens[-1].span, head=lines[-1].tokens[0].text)
+        found.add(len(lines) - 1)
+    return found
+
+
+def _report_deeper(lines: tuple[Line, ...], i: int, sink: Diagnostics) -> int:
+    """A line deeper than the one above, which opens no block: its colon is missing, or the line is out of place."""
+    before = lines[i - 1] if i else None
+    if before is not None and before.tokens[0].text in HEADS:
+        sink.error("E0011", Span(before.end, before.end + 1), head=before.tokens[0].text)
+        return i - 1
+    sink.error("E0018", Span(lines[i].start, lines[i].end), what="is deeper than the line above, which opens no block")
+    return i
+
+
+def _closure(lines: tuple[Line, ...], bad: set[int]) -> frozenset[int]:
+    """`bad`, what stands in blocks of bad heads, and heads whose whole block is bad."""
+    found = set(bad)
+    for i in range(len(lines)):
+        if i in found:
+            found.update(_block(lines, i))
+    for i in reversed(range(len(lines))):
+        block = _block(lines, i)
+        if block and found.issuperset(block):
+            found.add(i)
+    return frozenset(found)
+
+
+def _block(lines: tuple[Line, ...], head: int) -> range:
+    """The indices of the lines deeper than `head` that follow it."""
+    end = head + 1
+    while end < len(lines) and lines[end].indent > lines[head].indent:
+        end += 1
+    return range(head + 1, end)

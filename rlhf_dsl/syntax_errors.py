@@ -1,0 +1,318 @@
+"""Says what is wrong with a line that the parser stopped at, in terms of what its author was likely to mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Iterable, Optional
+
+from lark.exceptions import UnexpectedInput
+
+from rlhf_dsl.ast import Span
+from rlhf_dsl.diagnostics import Diagnostics, closest, listing
+from rlhf_dsl.scan import HEADS, Line, Scan, Tok
+from rlhf_dsl.source import Source
+
+SECTIONS = ("rollout", "update", "plan", "eval", "run")
+DECLARATIONS = ("dim", "param", "state", "data", "model", "fn", "from")
+STATEMENTS = ("metric", "keep", "train", "every")
+FORMS = {
+    "dim": "`dim b = 64` or `dim t <= 32`",
+    "param": "`param NAME = VALUE`, with a range: `param NAME = VALUE in (0, 1]`",
+    "state": "`state NAME = INIT then NEXT`",
+    "data": '`data NAME[DIM] = jsonl("FILE", "FIELD")`',
+    "model": "`model NAME = ROLE(SOURCE)`, to be trained: `model NAME = ROLE(SOURCE) trained by adamw(lr=1e-4)`",
+    "fn": "`fn NAME(x[t], k):`, and below it its bindings and `return VALUE`",
+    "from": "`from PACKAGE.MODULE import NAME`",
+    "metric": "`metric NAME = VALUE`",
+    "keep": "`keep if CONDITION`, or `keep if CONDITION, refill=3`",
+    "train": "`train MODEL to maximize VALUE` or `train MODEL to minimize VALUE`",
+    "every": "`every 50: save(actor)`",
+    "return": "`return VALUE, VALUE`",
+}
+_REDUCERS = "write a reduction over a dim, such as `sum[t](x)`, or `togo[t]` for a recurrence"
+PYTHON = {
+    "if": "choose element by element: `where(condition, a, b)`; to drop rows: `keep if condition`",
+    "else": "choose element by element: `where(condition, a, b)`",
+    "elif": "choose element by element: `where(condition, a, b)`",
+    "for": _REDUCERS,
+    "while": _REDUCERS,
+    "def": "functions are written `fn NAME(x, y):` with a `return`",
+    "lambda": "functions are written `fn NAME(x, y):` with a `return`",
+    "class": "there are no classes",
+    "import": "Python ops come in by `from PACKAGE.MODULE import NAME`",
+    "return": "only a function returns; bind the value to a name",
+    "pass": "take the line out",
+    "assert": "record what you want to see: `metric NAME = VALUE`",
+    "print": "record what you want to see: `metric NAME = VALUE`",
+    "with": "what a section binds is a constant of every update; nothing else needs a context",
+    "del": "names stay bound",
+    "try": "an op's own policy says what happens when it fails: `@op(on_error=0.0)`",
+    "is": "compare with `==`",
+    "in": "a range follows a param's default only; compare with `==`",
+    "None": "leave the argument out",
+    "True": "booleans are `true` and `false`",
+    "False": "booleans are `true` and `false`",
+}
+_NAMES = {
+    "NAME": "a name", "NUMBER": "a number", "STRING": "a string", "LONG_STRING": "a docstring", "_NL": "the end of the line",
+    "OPEN": "`(`", "CLOSE": "`)`", "OPEN_SQUARE": "`[`", "LSQB": "`[`", "CLOSE_SQUARE": "`]`", "RSQB": "`]`", "LPAR": "`(`",
+    "RPAR": "`)`", "COLON": "`:`", "COMMA": "`,`", "DOT": "`.`", "EQUALS": "`=`", "AT_MOST": "`<=`",
+}
+_OPERATORS = {"PLUS", "MINUS", "TIMES", "DIVIDE", "POWER", "AND", "OR", "__comparison", "LESSTHAN", "MORETHAN", "AT_MOST"}
+_OPERANDS = {"NAME", "NUMBER", "STRING", "OPEN", "MINUS", "NOT"}
+
+
+@dataclass(frozen=True)
+class _Context:
+    """The line that the parser stopped in, and which of its tokens it could not take: `at` may be len(line.tokens)."""
+
+    line: Line
+    at: int
+    expected: frozenset[str]
+    in_block: bool
+    sink: Diagnostics
+
+    @property
+    def token(self) -> Optional[Tok]:
+        return self.peek(0)
+
+    def peek(self, offset: int) -> Optional[Tok]:
+        i = self.at + offset
+        return self.line.tokens[i] if 0 <= i < len(self.line.tokens) else None
+
+    @property
+    def first(self) -> str:
+        return self.line.tokens[0].text
+
+    @property
+    def span(self) -> Span:
+        return self.token.span if self.token else Span(self.line.end, self.line.end + 1)
+
+    def text(self, offset: int) -> str:
+        token = self.peek(offset)
+        return token.text if token else ""
+
+    def glued(self) -> bool:
+        """Does the token touch the one before it?"""
+        before = self.peek(-1)
+        return before is not None and self.token is not None and before.end == self.token.start
+
+
+def report(error: UnexpectedInput, source: Source, scan: Scan, sink: Diagnostics) -> int:
+    """Puts one diagnostic into the sink; returns the index of the line to leave out."""
+    context, index = _locate(error, scan, sink)
+    for rule in _RULES:
+        if rule(context):
+            return index
+    _unexpected(context)
+    return index
+
+
+def _locate(error: UnexpectedInput, scan: Scan, sink: Diagnostics) -> tuple[_Context, int]:
+    token = getattr(error, "token", None)
+    expected = frozenset(getattr(error, "accepts", None) or getattr(error, "expected", None) or error.allowed or ())
+    offset = error.pos_in_stream if token is None else token.start_pos
+    at_end = token is not None and token.type in ("_NL", "_DEDENT", "_INDENT", "$END")
+    visible = [i for i in range(len(scan.lines)) if i not in scan.bad]
+    if at_end:  # such a token stands behind the last line read
+        before = [i for i in visible if offset is None or scan.lines[i].start < max(offset, 1)]
+        index = (before or visible)[-1 if before else 0]
+        at = len(scan.lines[index].tokens)
+    else:
+        index = max(i for i in visible if scan.lines[i].start <= offset)
+        at = next(i for i, tok in enumerate(scan.lines[index].tokens) if tok.end > offset)
+    line = scan.lines[index]
+    return _Context(line, at, expected, line.indent > 0, sink), index
+
+
+# ---- rules: each reports what it recognises and says whether it did, the first one wins ---------
+
+def _python(c: _Context) -> bool:
+    """A word of Python, at the start of the line or where the parser stopped."""
+    word = c.first if c.at <= 1 and c.first in PYTHON and c.text(1 - c.at) not in ("=", ",") else c.text(0)
+    if word not in PYTHON or (word == "in" and c.first == "param"):
+        return False
+    token = c.line.tokens[0] if word == c.first and c.at <= 1 else c.token
+    c.sink.error("E0019", token.span, word=word, instead=PYTHON[word])
+    return True
+
+
+def _bad_number(c: _Context) -> bool:
+    """`5abc`, `1.2.3`, `1e`."""
+    before = c.peek(-1)
+    if not c.glued() or before.kind != "number" or c.token.kind not in ("word", "number"):
+        return False
+    c.sink.error("E0023", before.span.to(c.token.span), text=before.text + c.token.text)
+    return True
+
+
+def _glued_operator(c: _Context) -> bool:
+    """`+=`, `//`, `=>`, `->`: two tokens here, one in another language."""
+    if not c.glued() or c.peek(-1).kind != "op" or c.token.kind != "op":
+        return False
+    word = c.text(-1) + c.text(0)
+    if word in ("+=", "-=", "*=", "/=", "**="):
+        instead = "a name is bound once; bind the sum to a new name, or keep a `state` from one iteration to the next"
+    else:
+        known = {"//": "`/` never truncates", "=>": "at least is written `>=`", "=<": "at most is written `<=`",
+                 ":=": "bind the name on a line of its own", "->": "write `fn NAME(x):` without a result type",
+                 "<>": "not equal is written `!=`", "===": "equality is `==`"}
+        if word not in known:
+            return False
+        instead = known[word]
+    c.sink.error("E0019", c.peek(-1).span.to(c.token.span), word=word, instead=instead)
+    return True
+
+
+def _starts_nothing(c: _Context) -> bool:
+    """The line's first words begin no statement: misspelled, or out of place."""
+    if c.at > 1 or c.line.tokens[0].kind != "word":
+        return False
+    if c.at == 0:
+        return _misplaced(c)
+    if c.token is None or c.token.kind not in ("word", "number"):
+        return False
+    return _misplaced(c) if c.first in DECLARATIONS + SECTIONS else _unknown_word(c)
+
+
+def _misplaced(c: _Context) -> bool:
+    word = c.first
+    at_top = not c.in_block
+    if at_top and word in STATEMENTS:
+        return _report_place(c, f"`{word}`", "outside of a section", f"write it into one of {listing([s + ':' for s in SECTIONS])}")
+    if at_top and c.text(1 - c.at) in ("=", "[", ","):
+        allowed = f"bind it in `rollout:`, or declare a constant: `param {word} = ...`"
+        return _report_place(c, "a binding", "outside of a section", allowed)
+    if not at_top and word in DECLARATIONS + SECTIONS:
+        allowed = "declarations and sections begin at column 1"
+        return _report_place(c, f"`{word}`", "inside a section or function", allowed)
+    return _unknown_word(c) if at_top else False
+
+
+def _report_place(c: _Context, what: str, where: str, allowed: str) -> bool:
+    c.sink.error("E0025", c.line.tokens[0].span, what=what, where=where, allowed=allowed)
+    return True
+
+
+def _unknown_word(c: _Context) -> bool:
+    words = STATEMENTS if c.in_block else DECLARATIONS + SECTIONS
+    what = "statement" if c.in_block else "declaration or section"
+    near = closest(c.first, words)
+    help = f"did you mean `{near}`?" if near else f"there is {listing(words)}"
+    c.sink.error("E0024", c.line.tokens[0].span, word=c.first, what=what, help=help)
+    return True
+
+
+def _expression_alone(c: _Context) -> bool:
+    """`f(x)` or `actor.generate(p)` as a statement."""
+    if not c.in_block or c.first in FORMS:
+        return False
+    called = c.at in (1, 3) and c.text(0) == "(" and all(t.kind == "word" or t.text == "." for t in c.line.tokens[:c.at])
+    alone = c.token is None and not any(t.text == "=" for t in c.line.tokens) and c.line.tokens[0].kind == "word"
+    operation = c.at == 1 and c.token is not None and c.token.kind == "op" and c.token.text not in ("=", ":")
+    starts = c.at == 0 and c.line.tokens[0].kind in ("number", "string", "open_bracket")
+    if not (called or alone or operation or starts):
+        return False
+    c.sink.error("E0030", Span(c.line.start, c.line.end))
+    return True
+
+
+def _missing_colon(c: _Context) -> bool:
+    if "COLON" not in c.expected or c.first not in (*HEADS, "every"):
+        return False
+    head = c.first if c.token is not None and c.first != "every" else _text(c, c.at)
+    end = c.peek(-1).end
+    c.sink.error("E0011", Span(end, end + 1), head=head)
+    return True
+
+
+def _text(c: _Context, count: int) -> str:
+    """The first tokens of the line, as a reader would write them."""
+    words = [t.text for t in c.line.tokens[:count]]
+    return " ".join(words) if all(t.isalnum() for t in words) else words[0]
+
+
+def _body_on_head(c: _Context) -> bool:
+    """`run: steps = 1`."""
+    if c.first not in HEADS or c.text(-1) != ":" or c.token is None:
+        return False
+    c.sink.error("E0034", c.span, head=c.first)
+    return True
+
+
+def _no_return(c: _Context) -> bool:
+    if "RETURN" not in c.expected or c.token is not None:
+        return False
+    c.sink.error("E0033", Span(c.line.start, c.line.end), name=c.first, help="end it with a line `return ...`")
+    return True
+
+
+def _equals(c: _Context) -> bool:
+    if c.text(0) != "=" or "EQUALS" in c.expected:
+        return False
+    earlier = c.line.tokens[:c.at]
+    attribute = len(earlier) == 3 and earlier[1].text == "."
+    code = "E0029" if attribute and c.in_block else "E0015"
+    c.sink.error(code, Span(c.line.start, c.at and earlier[-1].end) if attribute and c.in_block else c.span)
+    return True
+
+
+def _indexed(c: _Context) -> bool:
+    """`y[b]`, `y[0]`, `y[:, 1]` in an expression."""
+    opening = _open_square(c)
+    if opening is None:
+        return False
+    i, closed = opening
+    before = c.line.tokens[i - 1]
+    if before.kind != "word" or not any(t.text in ("=", ":", "if", "maximize", "minimize", "return") for t in c.line.tokens[:i]):
+        return False
+    end = c.peek(-1).end if closed else c.span.end
+    c.sink.error("E0031", Span(before.start, end))
+    return True
+
+
+def _open_square(c: _Context) -> Optional[tuple[int, bool]]:
+    """The index of a `[` that the parser stopped in, or just behind its `]` (True)."""
+    closed = c.text(-1) == "]" and c.text(0) != "("
+    depth = 0
+    for i in reversed(range(min(c.at, len(c.line.tokens)))):
+        kind = c.line.tokens[i].kind
+        depth += {"close_bracket": 1, "open_bracket": -1}.get(kind, 0)
+        if depth == (0 if closed else -1) and kind == "open_bracket":
+            return (i, closed) if c.line.tokens[i].text == "[" and i > 0 else None
+    return None
+
+
+_RULES: tuple[Callable[[_Context], bool], ...] = (
+    _python, _bad_number, _glued_operator, _starts_nothing, _no_return, _missing_colon, _body_on_head, _equals, _indexed,
+    _expression_alone,
+)
+
+
+def _unexpected(c: _Context) -> None:
+    """What is there, what could be, and the form of the statement."""
+    found = f"`{c.token.text[:40]}`" if c.token else "end of line"
+    expected = _describe(c.expected)
+    near = closest(c.token.text, (e.lower() for e in c.expected)) if c.token and c.token.kind == "word" else None
+    if near:
+        help = f"did you mean `{near}`?"
+    elif c.first in FORMS and not (c.first == "data" and c.in_block):
+        help = f"expected {expected}; the form is {FORMS[c.first]}"
+    else:
+        help = f"expected {expected}"
+    c.sink.error("E0010", c.span, found=found, expected=expected, help=help)
+
+
+def _describe(expected: Iterable[str]) -> str:
+    """Names of terminals in words, operands and operators each as one."""
+    left = set(expected) - {"_INDENT", "_DEDENT", "$END"}
+    words = []
+    if _OPERANDS <= left:
+        words.append("an expression")
+        left -= _OPERANDS | {"TRUE", "FALSE", "OPEN_SQUARE", "LSQB"}
+    if {"PLUS", "TIMES"} <= left:
+        words.append("an operator")
+        left -= _OPERATORS | {"MINUS", "DOT", "LESSTHAN", "MORETHAN", "NOT"}
+        left = {e for e in left if not e.startswith("__")}
+    words += sorted(_NAMES.get(e, f"`{e.lower()}`") for e in left)
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words) or "nothing more"

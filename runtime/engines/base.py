@@ -1,0 +1,104 @@
+"""What the runtime asks of an engine: one model on the ranks of one layout.
+
+Notation in the docstrings: n sequences in a batch, k = `batch.own_lengths.sum()` own tokens in it. Each data-parallel
+rank passes its own rows; the tensor- and pipeline-parallel ranks of one data-parallel rank pass the same ones. All
+methods are collective over the layout's ranks, and an engine lives on those ranks only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Mapping, Optional, Protocol, Sequence
+
+from torch import Tensor
+
+from runtime.hf_folder import HFFolder
+from runtime.sequences import Sequences
+
+# operation → where its hidden states stand: "predict" at the token before each own token, "token" at each own token,
+# "last" at the last token of the sequence
+SITES = {
+    "logprobs": "predict", "entropy": "predict", "values": "predict",
+    "scores": "token",
+    "last_value": "last", "score": "last",
+}
+OPERATIONS = {
+    "policy": ("logprobs", "entropy"),
+    "value": ("values", "last_value"),
+    "scorer": ("score", "scores"),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation of a model on a batch.
+
+    temperature: of the distribution whose log-probabilities or entropy are taken, logits / temperature; 0 means the
+    unscaled distribution. Other operations ignore it.
+    """
+
+    operation: str
+    batch: Sequences
+    temperature: float = 1.0
+
+
+# objective(i, outputs): outputs of the calls of micro-batch i by name → the scalar to minimize
+Objective = Callable[[int, Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Decoupled weight decay (arXiv 1711.05101) on matrices only; clipping of the global gradient norm, 0 = none.
+
+    The learning rate is not here: each step is given its own.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+class Engine(Protocol):
+    """A model that computes its operations and, if it has an optimizer, trains."""
+
+    def forward(
+        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0, micro_batch: int = 0
+    ) -> Optional[dict[str, Tensor]]:
+        """The operations on `batch` by one forward pass, without gradients.
+
+        micro_batch: sequences in one pass through the model; 0 = all
+        Returns f32 by operation on the last pipeline stage (the same on each tensor-parallel rank), None elsewhere:
+        [k] for an operation per token, own tokens in the order of the batch, [n] for one per response.
+        """
+
+    def train(self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective) -> Optional[list[dict[str, Tensor]]]:
+        """One forward and backward over all micro-batches.
+
+        Adds to the gradients the plain sum, over micro-batches and data-parallel ranks, of those of
+        `objective(i, outputs)`, a scalar to minimize. `objective` is called on the last pipeline stage only. The number
+        of micro-batches may differ between data-parallel ranks, down to none; a call may have no rows.
+        Returns the outputs, detached, of each micro-batch on the last pipeline stage, None elsewhere.
+        """
+
+    def zero_grad(self) -> None:
+        """Forgets the accumulated gradients."""
+
+    def step(self, lr: float) -> float:
+        """One AdamW step on the accumulated gradients. Returns their global norm before clipping."""
+
+    def export(self) -> dict[str, Tensor]:
+        """The live parameters of this rank by local name in the engine's format; whoever keeps one copies it."""
+
+    def load(self, folder: HFFolder) -> None:
+        """Reads this rank's pieces. Raises what `HFFolder.read_into` raises."""
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The live tensors of the optimizer of this rank, as `moment/parameter`, and `step` (int64 scalar)."""
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copies what `optimizer_state` gave, in the same layout, back into the optimizer."""
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of this rank's parameters."""

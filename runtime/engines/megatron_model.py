@@ -1,0 +1,107 @@
+"""Builds one pipeline stage of a Llama-like model out of Megatron's layers, with the head of its role."""
+
+from __future__ import annotations
+
+from runtime.engines import megatron_cpu  # noqa: F401  must precede megatron.core
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from compiler.layout import megatron_stages
+from compiler.shapes import ModelShape
+from compiler.weights import padded_vocab
+from runtime.engines.megatron_attention import PackedAttention
+from runtime.meshes import LayoutGroups
+
+
+class using:
+    """While in it, Megatron's module globals are those of `groups`.
+
+    All of Megatron that we use takes its groups as arguments, but for attention with fewer key/value heads than tp ranks,
+    which asks `parallel_state`. Models of different layouts take turns, so the globals are set for each engine call.
+    """
+
+    def __init__(self, groups: LayoutGroups) -> None:
+        self._tp = groups.tp
+
+    def __enter__(self) -> None:
+        self._saved = parallel_state._TENSOR_MODEL_PARALLEL_GROUP
+        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = self._tp
+
+    def __exit__(self, *_: object) -> None:
+        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = self._saved
+
+
+def process_groups(groups: LayoutGroups) -> ProcessGroupCollection:
+    """The groups as Megatron takes them; context and expert parallelism are this rank alone."""
+    alone = groups.alone
+    return ProcessGroupCollection(
+        tp=groups.tp, pp=groups.pp, mp=groups.replica, dp=groups.dp, dp_cp=groups.dp, embd=groups.ends, pos_embd=None,
+        cp=alone, ep=alone, expt_tp=alone, expt_dp=alone, tp_ep_pp=alone,
+    )
+
+
+class Trunk(GPTModel):
+    """A stage whose last one returns the hidden states, so that a head reads only the tokens it needs."""
+
+    def __init__(self, shape: ModelShape, role: str, groups: LayoutGroups, dtype: torch.dtype) -> None:
+        spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+        spec.submodules.self_attention.submodules.core_attention = PackedAttention
+        super().__init__(
+            transformer_config(shape, groups, dtype), spec,
+            vocab_size=padded_vocab(shape, groups.layout.tp), max_sequence_length=shape.max_positions,
+            pre_process=groups.is_first, post_process=groups.is_last,
+            share_embeddings_and_output_weights=shape.tied and role == "policy",
+            position_embedding_type="none",  # positions rotate inside PackedAttention
+            pg_collection=process_groups(groups),
+        )
+        self.vocab = shape.vocab
+        if groups.is_last and role != "policy":
+            self.output_layer = torch.nn.Linear(shape.hidden, 1, bias=False, dtype=dtype)
+
+    def _postprocess(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+        return hidden_states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [k, hidden] → this rank's columns [k, vocabulary / tp]; columns of the padding are next to -inf."""
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits, _ = self.output_layer(hidden, weight=weight)
+        width, first = logits.shape[1], logits.shape[1] * self.tp_group.rank()
+        if first + width <= self.vocab:
+            return logits
+        padding = torch.arange(first, first + width, device=logits.device) >= self.vocab
+        return logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+
+    def scalars(self, hidden: Tensor) -> Tensor:
+        """hidden [k, hidden] → f32 [k]."""
+        return self.output_layer(hidden).float().squeeze(1)
+
+
+def transformer_config(shape: ModelShape, groups: LayoutGroups, dtype: torch.dtype) -> TransformerConfig:
+    """Fusions need CUDA extensions; parameters are not initialized, as they are loaded.
+
+    With `calculate_per_token_loss` Megatron divides neither by micro-batches nor by data-parallel ranks: objectives come
+    with their own denominators.
+    """
+    layout = groups.layout
+    return TransformerConfig(
+        num_layers=shape.layers, hidden_size=shape.hidden, ffn_hidden_size=shape.ffn, kv_channels=shape.head_dim,
+        num_attention_heads=shape.heads, num_query_groups=shape.kv_heads,
+        normalization="RMSNorm", layernorm_epsilon=shape.norm_eps, gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu, add_bias_linear=False, add_qkv_bias=shape.qkv_bias,
+        hidden_dropout=0.0, attention_dropout=0.0,
+        bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
+        gradient_accumulation_fusion=False, persist_layer_norm=False, cross_entropy_loss_fusion=False,
+        perform_initialization=False, use_cpu_initialization=True,
+        params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=layout.tp, pipeline_model_parallel_size=layout.pp,
+        pipeline_model_parallel_layout=megatron_stages(shape.layers, layout.pp),
+        variable_seq_lengths=True, moe_token_dispatcher_type="alltoall",  # the first insists on the second, even without experts
+        batch_p2p_comm=False, calculate_per_token_loss=True,
+    )

@@ -1,0 +1,206 @@
+"""Generation by the project's own sampler: batched decoding whose tokens depend on nothing but what is asked for.
+
+Rows enter the batch as there is room for them and leave it with their last token, so no step computes for a finished
+row. The samples of a prompt share its one pass through the model. Every random number has a name (`runtime.draws`), so
+the order, the batch and the layout do not matter.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Optional, Sequence, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compiler.layout import ModelLayout
+from compiler.shapes import ModelShape
+from compiler.weights import local_tensors
+from rlhf_dsl.diagnostics import fault
+from runtime.draws import Draws
+from runtime.engines.sampler_model import Cache, SamplerModel
+from runtime.engines.sampling import SamplingOptions, choose
+from runtime.sequences import Sequences
+
+_PREFILL_TOKENS = 8192  # tokens, filling included, in one pass over prompts
+
+
+class SamplerEngine:
+    """The generating form of a policy on one rank of `layout` (pp = 1).
+
+    weights: the rank's local tensors (`compiler.weights`, engine "torch"), zeros until someone fills them in place
+    group: the torch.distributed group of the rank's tp peers, None where tp = 1
+    cache_bytes: memory for keys, values and logits; it bounds how many rows are decoded together
+    """
+
+    def __init__(
+        self, shape: ModelShape, layout: ModelLayout, rank: int, group=None,
+        dtype: torch.dtype = torch.float32, cache_bytes: int = 1 << 30,
+    ) -> None:
+        sizes = local_tensors(shape, "policy", layout, rank, "torch")
+        self.shape, self.cache_bytes = shape, cache_bytes
+        self.weights = {name: torch.zeros(size, dtype=dtype) for name, size in sizes.items()}
+        self._model = SamplerModel(shape, self.weights, layout.tp, layout.coordinates(rank).tp, group)
+
+    def export(self) -> dict[str, Tensor]:
+        """The live local tensors, by name."""
+        return self.weights
+
+    def generate(
+        self, prompts: Sequence[Union[Tensor, Sequence[int]]], samples: int, rows, name: str, iteration: int, seed: int,
+        options: SamplingOptions, decode: Optional[Callable[[list[int]], str]] = None,
+        progress: Optional[Callable[[int, int], None]] = None,
+    ) -> Sequences:
+        """Draws `samples` responses to each prompt. Collective over the tp peers, which all pass and get the same.
+
+        rows: int64 [prompts], positions of the root rows in their data stream
+        name, iteration, seed: what the draws are named by; decode: tokens → text, needed for `options.stop`
+        progress: called with (finished, all) sequences
+        Returns sequences ordered by prompt, then sample. A response ends with an end token, with the token that
+        completes a stop text, or, truncated, at max_tokens or the end of the context.
+        Raises R0313 for a prompt that leaves the context no room, R0314 for one without tokens.
+        """
+        tokens = [np.asarray(p, dtype=np.int64) for p in prompts]
+        rows = np.asarray(rows, dtype=np.int64)
+        _check_prompts(tokens, rows, self.shape.max_positions)
+        draws = Draws(seed, name, iteration, np.repeat(rows, samples), np.tile(np.arange(samples), len(rows)))
+        batch = _Batch(self._model, tokens, samples, draws, options, decode, self.cache_bytes)
+        with torch.inference_mode():
+            while batch.step():
+                if progress is not None:
+                    progress(batch.finished, batch.total)
+        return batch.sequences()
+
+
+class _Batch:
+    """Responses in the making. Sample s belongs to prompt s // samples; `active[i]` is the sample in slot i.
+
+    Of an active sample all tokens but the last drawn one are in the cache.
+    """
+
+    def __init__(
+        self, model: SamplerModel, prompts: list[np.ndarray], samples: int, draws: Draws, options: SamplingOptions,
+        decode: Optional[Callable[[list[int]], str]], cache_bytes: int,
+    ) -> None:
+        self.model, self.prompts, self.samples = model, prompts, samples
+        self.draws, self.options, self.decode = draws, options, decode
+        self.total = len(prompts) * samples
+        lengths = np.array([len(p) for p in prompts], dtype=np.int64)
+        self.prompt_lengths = np.repeat(lengths, samples)
+        self.limits = np.minimum(options.max_tokens, model.shape.max_positions - self.prompt_lengths)
+        self.tokens = np.zeros((self.total, options.max_tokens), dtype=np.int64)
+        self.logprobs = np.zeros((self.total, options.max_tokens), dtype=np.float32)
+        self.counts = np.zeros(self.total, dtype=np.int64)
+        self.truncated = np.zeros(self.total, dtype=bool)
+        self.ends = np.array(options.end_ids, dtype=np.int64)
+        self.active = np.zeros(0, dtype=np.int64)
+        # Longest prompts first: neighbours are of like length and share a pass with little filling.
+        by_length = np.argsort(-lengths, kind="stable")
+        self.waiting = (by_length[:, None] * samples + np.arange(samples)).reshape(-1)
+        self.cache, self.slots = self._allocate(cache_bytes)
+
+    def _allocate(self, cache_bytes: int) -> tuple[Optional[Cache], int]:
+        if not self.total:
+            return None, 0
+        capacity = int((self.prompt_lengths + self.limits).max()) - 1
+        row = self.model.row_bytes(capacity) + 4 * self.model.shape.vocab
+        slots = max(1, min(self.total, cache_bytes // row))
+        return self.model.cache(slots, capacity), slots
+
+    @property
+    def finished(self) -> int:
+        return self.total - len(self.waiting) - len(self.active)
+
+    def step(self) -> bool:
+        """Takes in waiting samples if there is room for a good number of them, else draws a token for every active one.
+        False when all is done."""
+        room = min(self.slots - len(self.active), len(self.waiting))
+        if room and (not len(self.active) or room >= min(len(self.waiting), self.slots // 8)):
+            self._admit(room)
+        elif len(self.active):
+            self._advance()
+        return bool(len(self.waiting) or len(self.active))
+
+    def _admit(self, room: int) -> None:
+        width = int(self.prompt_lengths[self.waiting[0]])
+        of, counts = _runs(self.waiting[:room] // self.samples)
+        of, counts = of[:max(1, _PREFILL_TOKENS // width)], counts[:max(1, _PREFILL_TOKENS // width)]
+        padded = np.zeros((len(of), width), dtype=np.int64)
+        for line, prompt in zip(padded, of):
+            line[:len(self.prompts[prompt])] = self.prompts[prompt]
+        lengths, counts = (torch.from_numpy(x) for x in (self.prompt_lengths[of * self.samples], counts))
+        first = len(self.active)
+        logits = self.model.prefill(torch.from_numpy(padded), lengths, self.cache, first, counts)
+        taken = int(counts.sum())
+        self.active = np.concatenate([self.active, self.waiting[:taken]])
+        self.waiting = self.waiting[taken:]
+        self._accept(first, logits.repeat_interleave(counts, 0))
+
+    def _advance(self) -> None:
+        now = self.active
+        last = self.tokens[now, self.counts[now] - 1]
+        positions = self.prompt_lengths[now] + self.counts[now] - 1
+        self._accept(0, self.model.decode(torch.from_numpy(last), torch.from_numpy(positions), self.cache))
+
+    def _accept(self, first: int, logits: Tensor) -> None:
+        """Draws the next token of the samples in the slots from `first` on, whose logits these are."""
+        now, options = self.active[first:], self.options
+        places = self.counts[now]
+        may_end = None if places.min() >= options.min_tokens else torch.from_numpy(places >= options.min_tokens)
+        u = torch.from_numpy(self.draws.at(now, places))
+        tokens, logprobs = (x.numpy() for x in choose(logits, u, options, may_end))
+        self.tokens[now, places], self.logprobs[now, places] = tokens, logprobs
+        self.counts[now] += 1
+        ended = (tokens[:, None] == self.ends).any(1) | self._stopped(now)
+        full = self.counts[now] >= self.limits[now]
+        self.truncated[now] = full & ~ended
+        self._retire(np.concatenate([np.zeros(first, dtype=bool), full | ended]))
+
+    def _stopped(self, samples: np.ndarray) -> np.ndarray:
+        """bool [m]: the last token completed a stop text."""
+        return np.array([bool(self.options.stop) and self._completes(s) for s in samples], dtype=bool)
+
+    def _completes(self, sample: int) -> bool:
+        count = int(self.counts[sample])
+        if count < self.options.min_tokens:
+            return False
+        # A token is at least a byte of text, so this many hold a stop text that ends in the last of them.
+        tail = self.tokens[sample, :count][-max(len(s.encode()) for s in self.options.stop) - 4:].tolist()
+        before, after = self.decode(tail[:-1]), self.decode(tail)
+        return any(after.count(s) > before.count(s) for s in self.options.stop)
+
+    def _retire(self, done: np.ndarray) -> None:
+        """Frees the slots that are done: the last slots move into the gaps, so the active ones stay together."""
+        if not done.any():
+            return
+        kept = len(done) - int(done.sum())
+        gaps, movers = np.flatnonzero(done[:kept]), kept + np.flatnonzero(~done[kept:])
+        if len(gaps):
+            moved = self.active[movers]
+            tokens = int((self.prompt_lengths[moved] + self.counts[moved]).max()) - 1
+            self.cache.move(torch.from_numpy(movers), torch.from_numpy(gaps), tokens)
+            self.active[gaps] = moved
+        self.active = self.active[:kept]
+
+    def sequences(self) -> Sequences:
+        real = np.arange(self.tokens.shape[1]) < self.counts[:, None]
+        parts = [np.zeros(0, dtype=np.int64)]
+        for s in range(self.total):
+            parts += [self.prompts[s // self.samples], self.tokens[s, :self.counts[s]]]
+        fields = (np.concatenate(parts), self.prompt_lengths, self.counts, self.logprobs[real], self.truncated)
+        tokens, prompts, responses, logprobs, truncated = (torch.from_numpy(x) for x in fields)
+        return Sequences(tokens, prompts, responses, logprobs=logprobs, truncated=truncated)
+
+
+def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each run of equal values once, and the lengths of the runs."""
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    return values[starts], np.diff(np.append(starts, len(values)))
+
+
+def _check_prompts(prompts: list[np.ndarray], rows: np.ndarray, context: int) -> None:
+    for prompt, row in zip(prompts, rows.tolist()):
+        if not len(prompt):
+            raise fault("R0314", row=row)
+        if len(prompt) > context - 1:
+            raise fault("R0313", row=row, tokens=len(prompt), context=context)

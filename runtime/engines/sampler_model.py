@@ -1,0 +1,198 @@
+"""The forward pass of a Llama-like model with a cache of keys and values, as generation needs it.
+
+Legend: n rows, p prompt tokens, h query heads, k key/value heads and d their width on this rank, v vocabulary,
+s slots of the cache, c its capacity in tokens. A row lives in one slot; its token at position i is at place i there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from compiler.shapes import ModelShape
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of every layer, each [s, c, k, d]. Unwritten places are 0, so that masking them is exact."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    def move(self, source: Tensor, target: Tensor, tokens: int) -> None:
+        """Copies the first `tokens` places of the slots `source` into the slots `target` (int64 [m], disjoint)."""
+        for store in (*self.keys, *self.values):
+            store[:, :tokens][target] = store[source, :tokens]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Optional[Tensor]
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class SamplerModel:
+    """One tensor-parallel shard of a policy.
+
+    weights: the local tensors of `compiler.weights` for engine "torch"; they are used in place, never copied
+    group: the torch.distributed group of the tp ranks, in order of their shard; None where tp = 1
+    """
+
+    def __init__(self, shape: ModelShape, weights: dict[str, Tensor], tp: int = 1, shard: int = 0, group=None) -> None:
+        self.shape, self.tp, self.group = shape, tp, group
+        self.heads, self.kv_heads = shape.heads // tp, max(shape.kv_heads // tp, 1)
+        self.embed, self.norm = weights["embed.weight"], weights["norm.weight"]
+        self.head = self.embed if shape.tied else weights["head.weight"]
+        self.layers = [_layer(weights, i) for i in range(shape.layers)]
+        self.first_token = shard * self.embed.shape[0]
+        self._tables = rotary_tables(shape, 0)
+
+    def row_bytes(self, capacity: int) -> int:
+        """Bytes of cache for one row."""
+        return 2 * len(self.layers) * capacity * self.kv_heads * self.shape.head_dim * self.embed.element_size()
+
+    def cache(self, slots: int, capacity: int) -> Cache:
+        size = (slots, capacity, self.kv_heads, self.shape.head_dim)
+        zeros = [torch.zeros(size, dtype=self.embed.dtype) for _ in range(2 * len(self.layers))]
+        return Cache(tuple(zeros[::2]), tuple(zeros[1::2]))
+
+    def prefill(self, tokens: Tensor, lengths: Tensor, cache: Cache, first: int, samples: Tensor) -> Tensor:
+        """Reads prompts and returns the logits of the token that follows each, f32 [n, v].
+
+        tokens: int64 [n, p], each row a prompt and then anything; lengths: int64 [n]
+        samples: int64 [n]; prompt i is written into so many slots, one after the other, from slot `first` on
+        """
+        n, p = tokens.shape
+        which = torch.repeat_interleave(torch.arange(n), samples)
+        slots = slice(first, first + which.numel())
+        rotary = tuple(table[:p].repeat(n, 1, 1) for table in self._rotary(p))
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.reshape(n, p, -1, self.shape.head_dim) for x in (q, k, v))
+            cache.keys[i][slots, :p], cache.values[i][slots, :p] = k[which], v[which]
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            # Causality hides the filling after a prompt from its tokens.
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+        hidden = self._trunk(tokens.flatten(), rotary, attend)
+        return self._logits(hidden.view(n, p, -1)[torch.arange(n), lengths - 1])
+
+    def decode(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        """Reads one more token in each of the slots 0 .. n-1 and returns the logits that follow, f32 [n, v].
+
+        tokens, positions: int64 [n]; the places before `positions` are already in the cache
+        """
+        n, capacity = tokens.numel(), cache.keys[0].shape[1]
+        end = int(positions.max()) + 1
+        mask = _mask(positions, end)
+        places = torch.arange(n) * capacity + positions
+        rotary = tuple(table[positions] for table in self._rotary(end))
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            for store, new in ((cache.keys[i], k), (cache.values[i], v)):
+                store.view(-1, self.kv_heads * self.shape.head_dim).index_copy_(0, places, new.reshape(n, -1))
+            # The query heads of a group are rows of one small attention: keys are read once and never repeated.
+            q = q.view(n, self.kv_heads, -1, self.shape.head_dim)
+            k, v = (store[:n, :end].transpose(1, 2) for store in (cache.keys[i], cache.values[i]))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+        return self._logits(self._trunk(tokens, rotary, attend))
+
+    def _trunk(self, tokens: Tensor, rotary: tuple[Tensor, Tensor], attend) -> Tensor:
+        """Hidden states [m, hidden] after the last layer, for m tokens; attend(layer, q, k, v) → [.., heads, d]."""
+        hidden, turned = self._embedded(tokens), self.heads + self.kv_heads
+        for i, layer in enumerate(self.layers):
+            qkv = F.linear(self._normed(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
+            qkv = qkv.view(-1, turned + self.kv_heads, self.shape.head_dim)
+            qk, v = rotate(qkv[:, :turned], *rotary), qkv[:, turned:]
+            mixed = attend(i, qk[:, :self.heads], qk[:, self.heads:], v)
+            hidden = hidden + self._summed(F.linear(mixed.reshape(tokens.numel(), -1), layer.out))
+            gate, up = F.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+            hidden = hidden + self._summed(F.linear(F.silu(gate) * up, layer.down))
+        return hidden
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        if self.tp == 1:
+            return self.embed[tokens]
+        local = tokens - self.first_token
+        elsewhere = (local < 0) | (local >= self.embed.shape[0])
+        return self._summed(self.embed[local.masked_fill(elsewhere, 0)].masked_fill(elsewhere[:, None], 0))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        local = F.linear(self._normed(hidden, self.norm), self.head)
+        if self.tp == 1:
+            return local.float()
+        parts = torch.empty(self.tp, *local.shape, dtype=local.dtype)
+        dist.all_gather_into_tensor(parts, local.contiguous(), group=self.group)
+        return parts.transpose(0, 1).reshape(hidden.shape[0], -1)[:, :self.shape.vocab].float()  # without the padding
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.shape.norm_eps)).to(x.dtype)
+
+    def _summed(self, x: Tensor) -> Tensor:
+        if self.tp > 1:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def _rotary(self, end: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine tables, [at least end, 1, d] each."""
+        if self._tables[0].shape[0] < end:
+            tables = rotary_tables(self.shape, min(self.shape.max_positions, 2 * end))
+            self._tables = tuple(t.to(self.embed.dtype) for t in tables)
+        return self._tables
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (arXiv 2104.09864), dimension i paired with i + d/2. x: [m, heads, d], tables: [m, 1, d]."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def rotary_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of position times frequency, f32 [length, 1, d]; the first half of sin is negated for `rotate`."""
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * _frequencies(shape)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
+
+
+def _frequencies(shape: ModelShape) -> Tensor:
+    """f32 [d/2]: theta^(-2i/d), scaled as `rope_scaling` says: "linear" (all by 1/factor) or "llama3"."""
+    exponent = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
+    plain = 1.0 / shape.rope_theta ** exponent
+    scaling = dict(shape.rope_scaling or {})
+    if not scaling:
+        return plain
+    slow = plain / scaling["factor"]
+    if scaling["rope_type"] == "linear":
+        return slow
+    # Llama 3.1: wavelengths beyond the original context are stretched, short ones kept, those between interpolated.
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] / (2 * math.pi / plain)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - share) * slow + share * plain
+
+
+def _mask(positions: Tensor, end: int) -> Optional[Tensor]:
+    """bool [n, 1, 1, end], the places that each row has; None if every row has them all."""
+    if int(positions.min()) + 1 == end:
+        return None
+    return (torch.arange(end) <= positions[:, None])[:, None, None]
+
+
+def _layer(weights: dict[str, Tensor], i: int) -> _Layer:
+    name = f"layers.{i}."
+    return _Layer(
+        weights[name + "attention_norm.weight"], weights[name + "qkv.weight"], weights.get(name + "qkv.bias"),
+        weights[name + "out.weight"], weights[name + "mlp_norm.weight"], weights[name + "gate_up.weight"],
+        weights[name + "down.weight"])

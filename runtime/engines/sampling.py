@@ -1,0 +1,98 @@
+"""From logits to tokens: temperature, top-k, top-p, and one uniform number a row.
+
+A token is the inverse of the cumulative distribution in vocabulary order at the row's number, so equal logits and equal
+numbers give equal tokens, whatever the batch. All of it is computed in f64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 23  # elements of f64 that one pass over the vocabulary works on
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How responses are drawn.
+
+    temperature: logits are divided by it; 0 takes the most likely token
+    top_k: only the k most likely tokens, 0 = all; top_p: of those, the smallest set of the most likely whose total
+    reaches p; 1 = all. Ties go to the lower id
+    end_ids: tokens that end a response and belong to it; stop: texts that end it as soon as it contains one of them
+    min_tokens: no end before so many tokens; max_tokens: the bound
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    end_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    min_tokens: int = 0
+
+
+def choose(logits: Tensor, u: Tensor, options: SamplingOptions, may_end: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Draws one token a row.
+
+    logits: [n, V]; u: f64 [n] in [0, 1); may_end: bool [n], False forbids the end tokens in that row, None allows all
+    Returns the tokens, int64 [n], and the log-probabilities at which they were drawn, f32 [n]: of the distribution
+    after everything above, renormalised; at temperature 0 of the plain softmax of the logits.
+    """
+    rows = max(1, _CHUNK // logits.shape[1])
+    if logits.shape[0] <= rows:
+        return _choose(logits, u, options, may_end)
+    ends = (None,) * -(-logits.shape[0] // rows) if may_end is None else may_end.split(rows)
+    parts = [_choose(x, y, options, e) for x, y, e in zip(logits.split(rows), u.split(rows), ends)]
+    return torch.cat([t for t, _ in parts]), torch.cat([p for _, p in parts])
+
+
+def _choose(logits: Tensor, u: Tensor, options: SamplingOptions, may_end: Tensor | None) -> tuple[Tensor, Tensor]:
+    plain = logits.double()
+    allowed = plain if may_end is None else _forbid_ends(plain, options.end_ids, may_end)
+    if options.temperature == 0:
+        tokens = allowed.argmax(-1)
+        return tokens, plain.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].float()
+    logp = (allowed / options.temperature if options.temperature != 1 else allowed).log_softmax(-1)
+    logp = keep_top_p(keep_top_k(logp, options.top_k), options.top_p)
+    tokens = invert(logp.exp(), u)
+    return tokens, logp.gather(-1, tokens[:, None])[:, 0].float()
+
+
+def keep_top_k(logp: Tensor, k: int) -> Tensor:
+    """Log-probabilities [n, V] of the k most likely tokens, renormalised; -inf elsewhere. k = 0 keeps all."""
+    if not 0 < k < logp.shape[-1]:
+        return logp
+    least = logp.topk(k, dim=-1).values[:, -1:]
+    above, ties = logp > least, logp == least
+    room = k - above.sum(-1, keepdim=True)
+    keep = above | ties & (ties.cumsum(-1) <= room)
+    return logp.masked_fill(~keep, -torch.inf).log_softmax(-1)
+
+
+def keep_top_p(logp: Tensor, p: float) -> Tensor:
+    """Log-probabilities [n, V] of the smallest set of most likely tokens whose total reaches p, renormalised."""
+    if p >= 1:
+        return logp
+    ordered, order = logp.sort(dim=-1, descending=True, stable=True)
+    before = ordered.exp().cumsum(-1).roll(1, -1)
+    before[:, 0] = 0
+    keep = torch.empty_like(before, dtype=torch.bool).scatter_(-1, order, before < p)
+    return logp.masked_fill(~keep, -torch.inf).log_softmax(-1)
+
+
+def invert(probabilities: Tensor, u: Tensor) -> Tensor:
+    """int64 [n]: the first index of each row whose cumulative weight exceeds u times the total. f64 [n, V], [n]."""
+    cumulative = probabilities.cumsum(-1)
+    total = cumulative[:, -1:].contiguous()
+    found = torch.searchsorted(cumulative, u[:, None] * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # rounding may lift u * total to the total itself
+    return torch.minimum(found, last)[:, 0]
+
+
+def _forbid_ends(logits: Tensor, end_ids: tuple[int, ...], may_end: Tensor) -> Tensor:
+    ends = torch.zeros(logits.shape[1], dtype=torch.bool)
+    ends[[i for i in end_ids if i < logits.shape[1]]] = True
+    return logits.masked_fill(~may_end[:, None] & ends, -torch.inf)

@@ -1,0 +1,213 @@
+"""Walks the steps of a plan on one rank, iteration after iteration."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
+
+import torch
+
+from compiler import plan as steps_of
+from compiler.plan import EvalSection, Plan, Step, UpdateLoop
+from rlhf_dsl.diagnostics import fault
+from rlhf_dsl.typed import Expr
+from runtime.data import Stream
+from runtime.evaluator import Evaluator
+from runtime.executor import generation, loading, model_calls, python_calls, update
+from runtime.executor.models import Models
+from runtime.executor.scope import Dims, Rows, Scope
+from runtime.values import Value
+from runtime.world import World
+
+DTYPE = torch.float32
+
+
+@dataclass
+class Iteration:
+    """What an iteration leaves behind. metrics: null where no row took part; seconds: of each step by name."""
+
+    number: int
+    metrics: dict[str, Optional[float]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    skipped: bool = False
+
+
+class Executor:
+    """One rank's walk through `plan`.
+
+    models: this rank's engines and the moves of weights between them; sources: root dim → its stream
+    on_step(iteration, step): called before each step, with the step's index in `step_list(plan)`
+    """
+
+    def __init__(self, plan: Plan, world: World, models: Models, sources: dict[str, Stream], ops: dict[str, Any],
+                 on_step: Callable[[int, Step], None] = lambda iteration, step: None) -> None:
+        self.plan, self.world, self.models, self.sources, self.ops = plan, world, models, sources, ops
+        self.on_step = on_step
+        self.exprs = plan.expr_table()
+        self.dims = dims_of(plan)
+        self.data_exprs = {e.attr("column"): e for e in self.exprs if e.op == "data"}
+        self.states = {name: float(self._constant(self.exprs[i])) for name, i in plan.states.items()}
+        self.next_states: dict[str, float] = {}
+        self.positions = {root: 0 for root in sources}
+        self.iteration = Iteration(0)
+        self._handlers = {
+            "load": self._load, "reshard": self._reshard, "generate": self._generate, "forward": self._forward,
+            "equation": self._equation, "pyop": self._pyop, "keep": self._keep, "record": self._record,
+            "next_state": self._next_state, "commit_states": self._commit_states, "update": self._update,
+            "transfer": self._transfer, "action": self._action,
+        }
+
+    # ---- iterations
+
+    def run_iteration(self, number: int) -> Iteration:
+        """Iteration `number`, from 1: the rollout, the updates, the states. The data position advances."""
+        self.iteration = Iteration(number)
+        scope = Scope(Rows(self.dims), self.world.rank, self.world.size)
+        self._seed_states(scope)
+        for step in self.plan.steps:
+            self._do(step, scope)
+        for root in scope.rows.size:
+            self.positions[root] += scope.rows.size[root]
+        return self.iteration
+
+    def evaluate(self, section: EvalSection) -> dict[str, Optional[float]]:
+        """The metrics of an eval section; nothing else changes."""
+        outer, self.iteration = self.iteration, Iteration(0)
+        scope = Scope(Rows(self.dims), self.world.rank, self.world.size)
+        self._seed_states(scope)
+        for step in section.steps:
+            self._do(step, scope)
+        inner, self.iteration = self.iteration, outer
+        return inner.metrics
+
+    def setup(self) -> None:
+        """What the plan does once before the first iteration."""
+        scope = Scope(Rows(self.dims), self.world.rank, self.world.size)
+        for step in self.plan.setup:
+            self._do(step, scope)
+
+    def _do(self, step: Step, scope: Scope) -> None:
+        self.on_step(self.iteration.number, step)
+        began = time.perf_counter()
+        self._handlers[step.op](step, scope)
+        spent = self.iteration.seconds
+        spent[step.name] = spent.get(step.name, 0.0) + time.perf_counter() - began
+
+    def _seed_states(self, scope: Scope) -> None:
+        self.next_states = {}
+        for expr in self.exprs:
+            if expr.op == "state":
+                scope.env[expr] = Value((), torch.tensor([self.states[expr.attr("name")]], dtype=DTYPE))
+
+    def _constant(self, expr: Expr) -> float:
+        scope = Scope(Rows(self.dims), 0, 1)
+        return float(self.evaluator(scope).evaluate(expr, scope.env).data)
+
+    def evaluator(self, scope: Scope) -> Evaluator:
+        return Evaluator(scope.frame, self.world.reducer, DTYPE, scope.keeps)
+
+    def value(self, scope: Scope, expr: Expr) -> Value:
+        """The value of an expression at home, evaluated once a scope."""
+        if expr not in scope.env:
+            scope.env[expr] = self.evaluator(scope).evaluate(expr, scope.env)
+        return scope.env[expr]
+
+    def scalar(self, scope: Scope, expr: Expr, step: Step) -> float:
+        """A scalar on all ranks. Raises R0150 if it is not finite."""
+        number = float(self.value(scope, expr).data)
+        if not math.isfinite(number):
+            raise fault("R0150", place=self.place(step), name=step.name, value=number)
+        return number
+
+    def place(self, step: Step) -> str:
+        return f"{self.plan.program.path}:{step.line}" if step.line else self.plan.program.path
+
+    # ---- steps
+
+    def _load(self, step: steps_of.Load, scope: Scope) -> None:
+        source = next(d for d in self.plan.data if d.root == step.name)
+        stream, size = self.sources[step.name], self.plan.dims[step.name].size
+        in_eval = any(step.name in section.roots for section in self.plan.evals)
+        drawn = stream.first(size) if in_eval else stream.rows(self.positions[step.name], size)
+        exprs = {c: self.data_exprs[c] for c in step.columns if c in self.data_exprs}
+        loading.load(self.world, scope, step.name, stream.table, drawn, source.columns, exprs, self.models.tokenizers)
+
+    def _reshard(self, step: steps_of.Reshard, scope: Scope) -> None:
+        self.models.reshard(step.src, step.dst)
+
+    def _transfer(self, step: steps_of.Transfer, scope: Scope) -> None:
+        """Rows travel as part of the call that the transfer stands beside: both need the same split of rows."""
+
+    def _generate(self, step: steps_of.Generate, scope: Scope) -> None:
+        expr = self.exprs[step.expr]
+        generation.generate(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, expr,
+                            self.models.tokenizers[step.model], self.plan.run.seed, self.iteration.number)
+
+    def _forward(self, step: steps_of.Forward, scope: Scope) -> None:
+        exprs = {call.name: self.exprs[call.expr] for call in step.calls}
+        response = self.models.readable(self.world, scope, step.model, self.exprs[step.response])
+        model_calls.forward(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, step,
+                            exprs, response)
+
+    def _equation(self, step: steps_of.Equation, scope: Scope) -> None:
+        self._need_fields(scope, [self.exprs[v.expr] for v in step.values])
+        for named in step.values:
+            self.value(scope, self.exprs[named.expr])
+
+    def _need_fields(self, scope: Scope, exprs: list[Expr]) -> None:
+        python_calls.fill_fields(scope, exprs, self.models.tokenizers)
+
+    def _pyop(self, step: steps_of.PyOpCall, scope: Scope) -> None:
+        expr = self.exprs[step.expr]
+        self._need_fields(scope, list(expr.args))
+        for arg in expr.args:
+            self.value(scope, arg)
+        name = expr.attr("name")
+        scope.env[expr] = python_calls.call(self.world, scope, expr, self.ops[name], self.plan.ops[name])
+
+    def _keep(self, step: steps_of.KeepRows, scope: Scope) -> None:
+        mask = self.value(scope, self.exprs[step.expr])
+        group = self.dims.group(mask.dims)
+        counts = [group * scope.rows_of(mask.dims[0], rank).numel() for rank in range(self.world.size)]
+        scope.rows.kept[step.index] = self.world.all_gather(mask.data.bool(), counts)
+        scope.rows.keep_dims[step.index] = mask.dims
+        scope.keeps[step.index] = Value(mask.dims, mask.data.bool())
+        self.iteration.skipped |= not bool(scope.rows.kept_units(mask.dims, step.index).any())
+
+    def _record(self, step: steps_of.Record, scope: Scope) -> None:
+        expr = self.exprs[step.expr]
+        self._need_fields(scope, [expr])
+        nothing = self.iteration.skipped and update.reads_keep(expr)
+        self.iteration.metrics[step.name] = None if nothing else self.scalar(scope, expr, step)
+
+    def _next_state(self, step: steps_of.NextState, scope: Scope) -> None:
+        if self.iteration.skipped:
+            return
+        number = self.scalar(scope, self.exprs[step.expr], step)
+        self.next_states[step.name] = number
+        for expr in self.exprs:
+            if expr.op == "next_state" and expr.attr("name") == step.name:
+                scope.env[expr] = Value((), torch.tensor([number], dtype=DTYPE))
+
+    def _commit_states(self, step: steps_of.CommitStates, scope: Scope) -> None:
+        self.states |= self.next_states
+
+    def _update(self, step: UpdateLoop, scope: Scope) -> None:
+        if self.iteration.skipped:
+            return
+        update.run(self, step, scope)
+
+    def _action(self, step: steps_of.Action, scope: Scope) -> None:
+        if self.iteration.number % step.every == 0:
+            self.models.act(step.kind, step.args, self.iteration.number)
+
+
+def dims_of(plan: Plan) -> Dims:
+    """The plan's dims in the form that scopes use."""
+    fixed = {n: d for n, d in plan.dims.items() if not d.ragged}
+    ragged = {n: d for n, d in plan.dims.items() if d.ragged}
+    return Dims(
+        roots=tuple(n for n, d in fixed.items() if d.root), sizes={n: d.size for n, d in fixed.items() if not d.root},
+        lead={n: d.lead for n, d in ragged.items() if d.lead}, bounds={n: d.size for n, d in ragged.items()})

@@ -1,0 +1,91 @@
+"""Rows of data arrive at home: text and numbers as they are, responses encoded, lengths made known to all ranks."""
+
+from __future__ import annotations
+
+from typing import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compiler.plan import ColumnSpec
+from compiler.rows import home_range
+from rlhf_dsl.typed import Expr
+from runtime.data import Table
+from runtime.executor.scope import Scope
+from runtime.sequences import Sequences
+from runtime.tokenizer import Tokenizer
+from runtime.values import Value
+from runtime.world import World
+
+ELEMENTS = {"f32": torch.float32, "bool": torch.bool}
+
+
+def load(world: World, scope: Scope, root: str, table: Table, drawn: tuple[np.ndarray, np.ndarray],
+         columns: Sequence[ColumnSpec], exprs: Mapping[str, Expr], tokenizers: Mapping[str, Tokenizer]) -> None:
+    """Puts the columns of the drawn rows into `scope`.
+
+    drawn: (positions in the stream, indices in the table); exprs: column → its `data` expression; tokenizers: by policy.
+    """
+    positions, indices = drawn
+    rows = scope.rows
+    rows.size[root] = len(indices)
+    rows.position[root] = torch.as_tensor(positions)
+    start, stop = home_range(len(indices), world.size, world.rank)
+    mine = table.take(indices[start:stop])
+    used = [c for c in columns if c.name in exprs]
+    for column in used:
+        if not column.response:
+            scope.env[exprs[column.name]] = Value(tuple(column.dims), _plain(mine[column.field], column.elem))
+            continue
+        after = next((c.field for c in columns if c.name == column.after), None)
+        encoded = _encode(tokenizers[column.policy], mine[column.field], mine[after] if after else None, scope, column)
+        announce(world, scope, column.name, tuple(column.dims), encoded, [len(r) for r in _home_ranges(len(indices), world)])
+        scope.env[exprs[column.name]] = Value(tuple(column.dims), encoded)
+    scope.refresh()
+
+
+def _home_ranges(n: int, world: World) -> list[range]:
+    return [range(*home_range(n, world.size, rank)) for rank in range(world.size)]
+
+
+def _plain(values: list, elem: str):
+    return list(values) if elem == "text" else torch.tensor(values, dtype=ELEMENTS[elem])
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str], prompts, scope: Scope, column: ColumnSpec) -> Sequences:
+    bound = scope.rows.dims.bounds[column.dims[-1]]
+    rows = []
+    for i, text in enumerate(texts):
+        if prompts is None:
+            rows.append(tokenizer.encode_text(text, bound))
+        else:
+            rows.append((tokenizer.encode_prompt(prompts[i]), *tokenizer.encode_response(text, bound)))
+    return pack(rows)
+
+
+def pack(rows: Sequence[tuple[list[int], list[int], bool]]) -> Sequences:
+    """Sequences of (prompt, response, truncated)."""
+    tokens = [t for prompt, response, _ in rows for t in (*prompt, *response)]
+    return Sequences(
+        torch.tensor(tokens, dtype=torch.int64),
+        torch.tensor([len(p) for p, _, _ in rows], dtype=torch.int64),
+        torch.tensor([len(r) for _, r, _ in rows], dtype=torch.int64),
+        truncated=torch.tensor([cut for _, _, cut in rows], dtype=torch.bool))
+
+
+def announce(world: World, scope: Scope, name: str, dims: tuple[str, ...], local: Sequences, counts: Sequence[int]) -> None:
+    """Makes the lengths of a response known to all ranks. counts: by rank, its sequences."""
+    facts = torch.stack([local.prompt_lengths, local.response_lengths, local.own_lengths], 1)
+    known = world.all_gather(facts.flatten(), [3 * n for n in counts]).view(-1, 3)
+    set_lengths(scope, name, dims, known)
+    has_own = torch.tensor(float(local.own is not None))
+    scope.rows.own[name] = bool(world.reducer.all_reduce(has_own, "max"))
+
+
+def set_lengths(scope: Scope, name: str, dims: tuple[str, ...], known: Tensor) -> None:
+    """known: int64 [samples, 3]: prompt, response and own lengths of all samples of the iteration."""
+    rows = scope.rows
+    rows.prompt_lengths[name], rows.response_lengths[name] = known[:, 0].contiguous(), known[:, 1].contiguous()
+    rows.lengths[dims[-1]] = known[:, 2].contiguous()
+    rows.own.setdefault(name, False)

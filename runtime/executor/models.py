@@ -1,0 +1,209 @@
+"""The models of a plan on one rank: their engines, tokenizers, and the moves of weights between layouts."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from compiler.layout import ModelLayout, generation_layout
+from compiler.plan import LayoutSpec, ModelSpec, Plan, TrainStep, UpdateLoop
+from compiler.redistribute import redistribute
+from compiler.shapes import ModelShape
+from compiler.sources import resolve_model
+from compiler.weights import WeightLayout
+from rlhf_dsl.typed import Optimizer
+from runtime.engines.base import AdamW, Engine
+from runtime.hf_folder import HFFolder, config_for_role, read_config, write_folder
+from runtime.meshes import Job, Mesh
+from runtime.schedule import learning_rate
+from runtime.tokenizer import Tokenizer
+from runtime.transfer import WeightMover
+
+GENERATE = ".generate"
+
+
+def layouts_of(plan: Plan) -> dict[str, ModelLayout]:
+    """The layouts of a plan by name; generation layouts follow the training layout that they lie within."""
+    found: dict[str, ModelLayout] = {}
+    for name, spec in sorted(plan.layouts.items(), key=lambda item: bool(item[1].within)):
+        found[name] = _layout(spec, found)
+    return {name: found[name] for name in plan.layouts}
+
+
+def _layout(spec: LayoutSpec, known: Mapping[str, ModelLayout]) -> ModelLayout:
+    if spec.within:
+        return generation_layout(known[spec.within], spec.tp)
+    return ModelLayout(tuple(range(spec.first, spec.first + spec.ranks)), spec.tp, spec.pp, spec.dp)
+
+
+def shape_of(spec: ModelSpec) -> ModelShape:
+    names = {f.name for f in fields(ModelShape)}
+    given = {k: tuple(map(_frozen, v)) if isinstance(v, (list, tuple)) else v for k, v in spec.shape.items() if k in names}
+    return ModelShape(**given)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Models:
+    """Engines of this rank by layout name, made and loaded when first asked for.
+
+    All ranks make the same Models and call its collective methods (`reshard`, `act`, `export`) together.
+    checkpoints: where `save` writes; said: called with a line for people
+    """
+
+    def __init__(self, plan: Plan, job: Job, checkpoints: Optional[Path] = None, said: Callable[[str], None] = lambda text: None) -> None:
+        self.plan, self.job, self._checkpoints, self._said = plan, job, checkpoints, said
+        self.layouts = layouts_of(plan)
+        self.mesh = Mesh(job, self.layouts.values())
+        self.folders = {name: resolve_model(spec.source, plan.program.folder) for name, spec in plan.models.items()}
+        self.shapes = {name: shape_of(spec) for name, spec in plan.models.items()}
+        self._engines: dict[str, Any] = {}
+        self._movers: dict[tuple[str, str], WeightMover] = {}
+        self._version = dict.fromkeys(plan.models, 0)  # rises when weights change
+        self._placed: dict[str, int] = {}  # generation layout -> version of its weights
+        self.optimizer_steps = dict.fromkeys(plan.models, 0)
+
+    @cached_property
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """By model; models of one folder share one."""
+        made = {folder: Tokenizer(folder) for folder in dict.fromkeys(self.folders.values())}
+        return {name: made[folder] for name, folder in self.folders.items()}
+
+    # ---- engines
+
+    def engine(self, layout: str) -> Any:
+        """This rank's engine of a layout, None if it is not in it."""
+        if self.job.rank not in self.layouts[layout]:
+            return None
+        if layout not in self._engines:
+            self._engines[layout] = self._make(layout)
+        return self._engines[layout]
+
+    def prepare(self) -> None:
+        """Makes every engine now, so that what is wrong with a model shows before the first iteration."""
+        for layout in self.layouts:
+            self.engine(layout)
+
+    def _make(self, layout: str) -> Any:
+        model = layout.split(".")[0]
+        if layout.endswith(GENERATE):
+            return self._sampler(model, layout)
+        from runtime.engines.megatron import MegatronEngine
+
+        spec = self.plan.models[model]
+        engine: Engine = MegatronEngine(self.shapes[model], spec.role, self.layouts[layout], self.mesh, _adamw(spec.optimizer))
+        engine.load(HFFolder(self.folders[model]))
+        return engine
+
+    def _sampler(self, model: str, layout: str) -> Any:
+        from runtime.engines.sampler import SamplerEngine
+
+        place = self.layouts[layout]
+        groups = self.mesh.groups(place)
+        return SamplerEngine(self.shapes[model], place, self.job.rank, groups.tp if place.tp > 1 else None)
+
+    # ---- weights
+
+    def weight_layout(self, layout: str) -> WeightLayout:
+        model = layout.split(".")[0]
+        engine = "torch" if layout.endswith(GENERATE) else "megatron"
+        return WeightLayout(self.shapes[model], self.plan.models[model].role, self.layouts[layout], engine)
+
+    def reshard(self, src: str, dst: str) -> None:
+        """Brings the weights of layout `dst` up to those of `src`; nothing moves if they are."""
+        version = self._version[src.split(".")[0]]
+        if self._placed.get(dst) == version:
+            return
+        self._placed[dst] = version
+        self.mover(src, dst).move(self._weights(src), self._weights(dst))
+
+    def mover(self, src: str, dst: str) -> WeightMover:
+        """The move between two layouts; it counts the bytes that this rank sent and received."""
+        if (src, dst) not in self._movers:
+            transfer = redistribute(self.weight_layout(src), self.weight_layout(dst))
+            self._movers[src, dst] = WeightMover(transfer, self.job.rank)
+        return self._movers[src, dst]
+
+    def _weights(self, layout: str) -> dict[str, Tensor]:
+        engine = self.engine(layout)
+        if engine is None:
+            return {}
+        return engine.weights if layout.endswith(GENERATE) else engine.export()
+
+    def home_layout(self, model: str) -> str:
+        """The layout in which a model's weights are kept: that of training, else of forward passes, else of generation."""
+        names = [f"{model}.{stage}" for stage in ("train", "forward", "generate")]
+        return next(name for name in names if name in self.layouts)
+
+    def whole(self, model: str) -> dict[str, Tensor]:
+        """All canonical tensors of a model on rank 0, {} elsewhere. Collective."""
+        src = self.weight_layout(self.home_layout(model))
+        disk = WeightLayout(src.shape, src.role, ModelLayout((0,)), "disk")
+        into = {name: torch.empty(size) for name, size in disk.local_tensors(self.job.rank).items()}
+        WeightMover(redistribute(src, disk), self.job.rank).move(self._weights(self.home_layout(model)), into)
+        return into
+
+    # ---- training
+
+    def optimizer_step(self, model: str) -> tuple[float, float]:
+        """(learning rate, gradient norm before clipping); the norm is 0 on ranks that do not train the model."""
+        optimizer = self.plan.models[model].optimizer
+        rate = learning_rate(optimizer.lr, self.optimizer_steps[model], self._steps_in_run(model))
+        self.optimizer_steps[model] += 1
+        self._version[model] += 1
+        engine = self.engine(f"{model}.train")
+        if engine is None:
+            return rate, 0.0
+        norm = engine.step(rate)
+        engine.zero_grad()
+        return rate, norm
+
+    def _steps_in_run(self, model: str) -> int:
+        loops = [s for s in self.plan.steps if isinstance(s, UpdateLoop)]
+        mine = [u for u in loops if any(isinstance(s, TrainStep) and s.model == model for s in u.body)]
+        return sum(u.epochs * u.minibatches for u in mine) * self.plan.run.steps
+
+    # ---- actions
+
+    def act(self, kind: str, args: tuple, iteration: int) -> None:
+        {"save": self.save, "copy": self.copy, "ema": self.ema}[kind](*args, iteration=iteration)
+
+    def save(self, model: str, *, iteration: int) -> None:
+        """A Hugging Face folder of the model, `checkpoints/step-N/MODEL`."""
+        tensors = self.whole(model)
+        if self.job.rank != 0 or self._checkpoints is None:
+            return
+        path = self._checkpoints / f"step-{iteration:06d}" / model
+        config = config_for_role(read_config(self.folders[model]), self.plan.models[model].role)
+        write_folder(path, config | {"dtype": "float32"}, tensors, companions=self.folders[model])
+        self._said(f"saved {model} to {path}")
+
+    def copy(self, source: str, target: str, *, iteration: int) -> None:
+        """The weights of `source` become those of `target`."""
+        src, dst = self.home_layout(source), self.home_layout(target)
+        self.mover(src, dst).move(self._weights(src), self._weights(dst))
+        self._version[target] += 1
+
+    def ema(self, source: str, target: str, decay: float, *, iteration: int) -> None:
+        """target = decay * target + (1 - decay) * source."""
+        src, dst = self.home_layout(source), self.home_layout(target)
+        held = self._weights(dst)
+        arrived = {name: torch.empty_like(tensor) for name, tensor in held.items()}
+        self.mover(src, dst).move(self._weights(src), arrived)
+        with torch.no_grad():
+            for name, tensor in held.items():
+                tensor.lerp_(arrived[name], 1 - decay)
+        self._version[target] += 1
+
+
+def _adamw(optimizer: Optional[Optimizer]) -> Optional[AdamW]:
+    if optimizer is None:
+        return None
+    return AdamW(tuple(optimizer.betas), optimizer.eps, optimizer.weight_decay, optimizer.max_grad_norm)

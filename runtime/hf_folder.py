@@ -1,0 +1,192 @@
+"""Model folders as transformers writes them: weights are read by slices, written whole, beside their place and then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Mapping, Optional, Union
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from compiler.shapes import FAMILIES
+from compiler.weights import SCORE, Piece, WeightLayout
+from rlhf_dsl.diagnostics import fault
+from runtime.transfer import check_size, clear_padding, covered_elements
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+COMPANIONS = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt",
+)
+
+
+class HFFolder:
+    """The weights of a folder: `model.safetensors`, or shards named by its index. Opens files when they are needed.
+
+    Raises DiagnosticError: R0130 no such folder, R0133 no weights in it, R0134 a file that cannot be read.
+    """
+
+    def __init__(self, path: Union[str, Path]) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise fault("R0130", folder=path)
+        self._open_files: dict[str, Any] = {}
+        self._files = self._locate()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._files)
+
+    def shape_of(self, tensor: str) -> tuple[int, ...]:
+        """R0135 if the folder lacks it."""
+        return tuple(self._slice(tensor).get_shape())
+
+    @torch.no_grad()
+    def read_into(self, local_tensors: Mapping[str, Tensor], weights: WeightLayout, rank: int) -> None:
+        """Fills the tensors of `rank` in place, reading only its slices, converted to their dtype; padding becomes zero.
+
+        A `score.weight` that the folder lacks is a new head, which starts at zero.
+        Raises DiagnosticError: R0135 a tensor is missing, R0136 one has another shape than the config says.
+        ValueError: a local tensor is not of the layout's shape.
+        """
+        sizes, covered = weights.tensors, covered_elements(weights.pieces(rank))
+        for name, size in weights.local_tensors(rank).items():
+            check_size(name, local_tensors[name], size)
+            clear_padding(local_tensors[name], covered.get(name, 0))
+        for piece in weights.pieces(rank):
+            place = local_tensors[piece.local][tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.size))]
+            self._read(place, piece, sizes[piece.tensor])
+
+    def _read(self, place: Tensor, piece: Piece, expected: tuple[int, ...]) -> None:
+        if piece.tensor == SCORE and SCORE not in self._files:
+            place.zero_()
+            return
+        whole = self._slice(piece.tensor)
+        found = tuple(whole.get_shape())
+        if found != expected:
+            raise fault("R0136", place=str(self.path), tensor=piece.tensor, found=list(found), expected=list(expected))
+        place.copy_(whole[tuple(slice(a, b) for a, b in zip(piece.start, piece.stop))])
+
+    def _slice(self, tensor: str) -> Any:
+        if tensor not in self._files:
+            raise fault("R0135", place=str(self.path), tensor=tensor)
+        file = self._open(self._files[tensor])
+        try:
+            return file.get_slice(tensor)
+        except SafetensorError as error:
+            raise fault("R0135", place=str(self.path / self._files[tensor]), tensor=tensor) from error
+
+    def _open(self, file: str) -> Any:
+        if file not in self._open_files:
+            path = self.path / file
+            try:
+                self._open_files[file] = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise fault("R0134", place=str(path), reason=error) from error
+        return self._open_files[file]
+
+    def _locate(self) -> dict[str, str]:
+        """File of each tensor."""
+        if (self.path / SINGLE).is_file():
+            return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+        if not (self.path / INDEX).is_file():
+            raise fault("R0133", place=str(self.path))
+        try:
+            return dict(json.loads((self.path / INDEX).read_text(encoding="utf-8"))["weight_map"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise fault("R0134", place=str(self.path / INDEX), reason=error) from error
+
+
+def read_config(folder: Union[str, Path]) -> dict[str, Any]:
+    """`config.json` of a folder that `compiler.shapes.shape_from_config` has accepted."""
+    return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+
+
+def config_for_role(config: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """The config under which transformers loads the weights of a role: a causal model, or one with a single score."""
+    family = FAMILIES[config["model_type"]].architecture
+    rest = {k: v for k, v in config.items() if k not in ("architectures", "num_labels", "id2label", "label2id")}
+    if role == "policy":
+        return rest | {"architectures": [f"{family}ForCausalLM"]}
+    score = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    return rest | {"architectures": [f"{family}ForSequenceClassification"], **score}
+
+
+def write_folder(
+    path: Union[str, Path], config: Mapping[str, Any], tensors: Mapping[str, Tensor],
+    companions: Optional[Union[str, Path]] = None, shard_bytes: int = 5 << 30,
+) -> None:
+    """Writes a folder that transformers and vLLM load; what stood at `path` is replaced only when all is written.
+
+    tensors: canonical, whole; they are stored in their dtype, in files of at most about `shard_bytes`
+    companions: a folder whose tokenizer and generation config belong to this model too
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        _write_content(beside, config, tensors, companions, shard_bytes)
+        beside.chmod(0o777 & ~_umask())
+        _swap(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write_content(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], companions, shard_bytes: int) -> None:
+    (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+    for name in COMPANIONS if companions is not None else ():
+        if (Path(companions) / name).is_file():
+            shutil.copyfile(Path(companions) / name, folder / name)
+    shards = _shards(tensors, shard_bytes)
+    if len(shards) == 1:
+        _save(folder / SINGLE, shards[0], tensors)
+        return
+    places = {}
+    for i, names in enumerate(shards, 1):
+        file = f"model-{i:05}-of-{len(shards):05}.safetensors"
+        _save(folder / file, names, tensors)
+        places |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += tensor.nbytes
+    return shards
+
+
+def _save(file: Path, names: list[str], tensors: Mapping[str, Tensor]) -> None:
+    save_file({name: tensors[name].detach().cpu().contiguous() for name in names}, file, metadata={"format": "pt"})
+    with open(file, "rb") as written:
+        os.fsync(written.fileno())
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Puts `new` at `path`; a folder that is there steps aside first, as no rename replaces one that holds files."""
+    if not path.exists():
+        new.rename(path)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    path.rename(aside / path.name)
+    new.rename(path)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _umask() -> int:
+    """The process's mask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,42 @@
+"""What a run writes down as it goes: `metrics.jsonl`, which is the truth, and `trace.jsonl`, where the time went."""
+
+from __future__ import annotations
+
+import json
+from typing import IO, Mapping, Optional
+
+from runtime.run_folder import RunFolder
+
+
+class Journal:
+    """Appends whole lines and flushes each, so that a killed run leaves every finished iteration."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._metrics = open(folder.metrics, "a", encoding="utf-8")
+        self._trace = open(folder.trace, "a", encoding="utf-8")
+
+    def write(self, iteration: int, metrics: Mapping[str, Optional[float]], seconds: float, steps: Mapping[str, float]) -> None:
+        """seconds: of the whole iteration; steps: of each step by name, where a loop's own time includes what is in it."""
+        _line(self._metrics, {"iteration": iteration, "seconds": round(seconds, 4), "metrics": dict(metrics)})
+        _line(self._trace, {"iteration": iteration, "seconds": round(seconds, 4),
+                            "steps": {name: round(spent, 5) for name, spent in steps.items()}})
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._trace.close()
+
+
+def _line(file: IO[str], value: dict) -> None:
+    file.write(json.dumps(value, ensure_ascii=False) + "\n")
+    file.flush()
+
+
+def read_metrics(folder: RunFolder) -> list[dict]:
+    """The lines of `metrics.jsonl`; a last line that was cut by a crash is left out."""
+    rows = []
+    for line in folder.metrics.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows

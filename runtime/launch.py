@@ -1,0 +1,123 @@
+"""Starts the ranks of a run, passes on what they say, and turns however they end into one report.
+
+The launcher sets what MPI needs (root, oversubscription, yielding, threads), so that nobody types it. It takes no part
+in the run: ranks execute their own part of the plan. Measured facts behind the settings: waiting ranks of Open MPI spin
+unless told to yield, and binding several ranks of a small machine to one core starves them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Optional
+
+from rlhf_dsl.diagnostics import fault
+from runtime.run_folder import RunFolder
+
+MPI_ENVIRONMENT = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+UNDER_LAUNCHER = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
+PR_SET_PDEATHSIG = 1
+GRACE_S = 10
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the ranks ended. rank, signal: the one that died of a signal, where mpiexec could tell."""
+
+    code: int
+    rank: Optional[int] = None
+    signal: Optional[int] = None
+    output: str = ""
+
+
+def is_rank() -> bool:
+    """True in a process that mpiexec or srun started as one of several."""
+    return any(name in os.environ for name in UNDER_LAUNCHER)
+
+
+def die_with_parent(sig: int = signal.SIGKILL) -> None:
+    """Linux: this process gets `sig` when its parent ends, however that ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, sig)
+
+
+def mpiexec() -> str:
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if not found:
+        raise fault("R0110")
+    return found
+
+
+def rank_environment(ranks: int, scratch: str) -> dict[str, str]:
+    """What every rank starts with; a number of threads that the user set stays."""
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    return {**{name: str(threads) for name in THREADS}, **os.environ, **MPI_ENVIRONMENT,
+            "PRTE_MCA_prte_tmpdir_base": scratch, "PMIX_MCA_gds": "hash", "PYTHONUNBUFFERED": "1"}
+
+
+class Ranks:
+    """The running ranks of one job."""
+
+    def __init__(self, ranks: int, folder: RunFolder, on_event: Callable[[dict], None]) -> None:
+        self._on_event = on_event
+        self._scratch = tempfile.mkdtemp(prefix="rlflow-")
+        # -P: nothing from the working directory may shadow the project's own packages
+        command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "mpi4py", "-m", "runtime.rank", str(folder.path)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+            env=rank_environment(ranks, self._scratch), start_new_session=True,
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM))
+        self._said: list[str] = []
+        self._readers = [threading.Thread(target=self._read_events, daemon=True),
+                         threading.Thread(target=self._read_talk, daemon=True)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_events(self) -> None:
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self._on_event(json.loads(line))
+
+    def _read_talk(self) -> None:
+        self._said.extend(self._process.stderr)
+
+    def wait(self) -> Ended:
+        code = self._process.wait()
+        for reader in self._readers:
+            reader.join(timeout=GRACE_S)
+        self._sweep()
+        text = "".join(self._said)
+        died = re.search(r"process rank (\d+) .*?exited on\s+signal (\d+)", text, re.S)
+        if code and died:
+            return Ended(code, int(died[1]), int(died[2]), text)
+        return Ended(code, output=text)
+
+    def kill(self) -> None:
+        """Ends every rank now: mpiexec is asked first, so that it takes its ranks along."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _sweep(self) -> None:
+        """Removes what a killed job leaves behind: its own session folder and shared memory."""
+        shutil.rmtree(self._scratch, ignore_errors=True)

@@ -1,0 +1,124 @@
+"""What ranks say to each other about rows: three collectives, over torch.distributed or between threads of one process.
+
+The executor is written against `World` alone, so that `rlflowc eval --dp N` walks through the very code that N ranks do.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Protocol, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.reducers import DistReducer, Reducer, SoloReducer, ThreadReducer
+
+
+class World(Protocol):
+    """rank of size ranks. reducer: sums, minima and maxima over all of them."""
+
+    rank: int
+    size: int
+    reducer: Reducer
+
+    def exchange(self, parts: Sequence[Tensor], receive: Sequence[int]) -> list[Tensor]:
+        """parts[r] (1-D, one dtype) goes to rank r; returns what each rank sent here, `receive[r]` elements from rank r."""
+
+    def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Every rank's 1-D `part` in rank order, of `sizes[r]` elements."""
+
+
+class SoloWorld:
+    """One rank: nothing moves."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.reducer = SoloReducer()
+
+    def exchange(self, parts: Sequence[Tensor], receive: Sequence[int]) -> list[Tensor]:
+        return [parts[0]]
+
+    def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        return part
+
+
+class DistWorld:
+    """The ranks of a torch.distributed group, all of the job's. bool travels as bytes."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self.rank, self.size, self._group = rank, size, group
+        self.reducer = DistReducer(group)
+
+    def exchange(self, parts: Sequence[Tensor], receive: Sequence[int]) -> list[Tensor]:
+        dtype = parts[0].dtype
+        wire = torch.uint8 if dtype == torch.bool else dtype
+        out = torch.cat([p.to(wire) for p in parts])
+        into = torch.empty(sum(receive), dtype=wire)
+        torch.distributed.all_to_all_single(into, out, list(receive), [p.numel() for p in parts], group=self._group)
+        return [p.to(dtype) for p in into.split(list(receive))]
+
+    def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        widest = max(sizes, default=0)
+        if not widest:
+            return part.new_zeros(0)
+        wire = torch.uint8 if part.dtype == torch.bool else part.dtype
+        mine = torch.zeros(widest, dtype=wire)
+        mine[: part.numel()] = part
+        everyone = torch.empty(widest * self.size, dtype=wire)
+        torch.distributed.all_gather_into_tensor(everyone, mine, group=self._group)
+        return torch.cat([row[:n] for row, n in zip(everyone.view(self.size, widest), sizes)]).to(part.dtype)
+
+
+class _Meeting:
+    """Where N threads leave something for each other."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.left: list[Any] = [None] * size
+
+
+class ThreadWorld:
+    """One of N shards that are threads of this process."""
+
+    def __init__(self, rank: int, size: int, meeting: _Meeting, reducer: Reducer) -> None:
+        self.rank, self.size, self.reducer, self._meeting = rank, size, reducer, meeting
+
+    def _swap(self, mine: Any) -> list[Any]:
+        self._meeting.barrier.wait()
+        self._meeting.left[self.rank] = mine
+        self._meeting.barrier.wait()
+        return list(self._meeting.left)
+
+    def exchange(self, parts: Sequence[Tensor], receive: Sequence[int]) -> list[Tensor]:
+        return [theirs[self.rank] for theirs in self._swap(list(parts))]
+
+    def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        return torch.cat(self._swap(part))
+
+
+def run_threads(size: int, work: Callable[[World], Any]) -> list[Any]:
+    """Runs `work(world)` on `size` shards and returns their results in order; the first error of any is raised."""
+    if size == 1:
+        return [work(SoloWorld())]
+    meeting, reducers = _Meeting(size), ThreadReducer.group(size)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def shard(rank: int) -> None:
+        try:
+            results[rank] = work(ThreadWorld(rank, size, meeting, reducers[rank]))
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            errors.append(error)
+            meeting.barrier.abort()
+            reducers[rank].table.barrier.abort()
+
+    threads = [threading.Thread(target=shard, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+    if errors:
+        raise (real or errors)[0]
+    return results

@@ -1,0 +1,349 @@
+"""Run under mpiexec with an empty folder as argument: the Megatron engine in many layouts against Hugging Face at the same weights.
+
+Rank 0 computes what each scenario must give, in plain torch on all rows at once; then every layout is compared with it.
+Prints one line of JSON per case: its name, the largest differences, and the seconds it took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Mapping, Optional
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from compiler.layout import ModelLayout
+from compiler.shapes import ModelShape, shape_from_config
+from compiler.weights import pieces
+from runtime import meshes
+from runtime.engines.base import AdamW, Call
+from runtime.engines.megatron import MegatronEngine
+from runtime.hf_folder import HFFolder
+from runtime.sequences import Sequences
+
+comm = MPI.COMM_WORLD
+TEMPERATURE = 0.7
+LEARNING_RATE, STEPS = 1e-3, 2
+OPTIMIZER = AdamW(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, max_grad_norm=0.5)
+SIZES = dict(
+    hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, vocab_size=67,
+    max_position_embeddings=128, rms_norm_eps=1e-5,
+)
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A model and its role; `config` overrides SIZES."""
+
+    name: str
+    family: str
+    role: str
+    config: Mapping[str, object]
+
+    @property
+    def hf(self) -> dict:
+        return {**SIZES, **self.config}
+
+    @property
+    def shape(self) -> ModelShape:
+        tied = {"tie_word_embeddings": self.hf.get("tie_word_embeddings", False)}
+        return shape_from_config({**self.hf, **tied, "model_type": self.family})
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return {"policy": ("logprobs", "entropy"), "value": ("values", "last_value"), "scorer": ("score", "scores")}[self.role]
+
+
+SCENARIOS = (
+    Scenario("llama policy", "llama", "policy", {}),
+    Scenario("qwen2 policy, tied", "qwen2", "policy", {"tie_word_embeddings": True, "rope_theta": 1e6}),
+    Scenario("llama value", "llama", "value", {}),
+    Scenario("llama scorer, llama3 rope", "llama", "scorer", {"rope_theta": 1e4, "rope_scaling": LLAMA3}),
+    Scenario("llama policy, 1 kv head", "llama", "policy", {"num_key_value_heads": 1}),
+    Scenario("llama policy, 3 layers", "llama", "policy", {"num_hidden_layers": 3}),
+)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """folder with the weights before training, results by operation and row, norms of each step, weights after it"""
+
+    folder: str
+    results: dict[str, list[Tensor]]
+    norms: list[float]
+    trained: dict[str, Tensor]
+
+
+def rows(n: int = 7) -> Sequences:
+    """n rows of different lengths, some of whose response tokens are not the model's own."""
+    random = torch.Generator().manual_seed(3)
+    prompts = torch.randint(1, 9, (n,), generator=random)
+    responses = torch.randint(1, 12, (n,), generator=random)
+    tokens = torch.randint(0, SIZES["vocab_size"], (int((prompts + responses).sum()),), generator=random)
+    own = torch.rand(int(responses.sum()), generator=random) < 0.8
+    own[torch.cumsum(responses, 0) - responses] = True
+    return Sequences(tokens, prompts, responses, own)
+
+
+def row_loss(outputs: Mapping[str, Tensor], first: int, lengths: Tensor) -> Tensor:
+    """A sum over rows of something nonlinear in every output; row i of a batch has `lengths[i]` own tokens."""
+    loss = torch.zeros(())
+    for name, values in outputs.items():
+        per_row = values.split(lengths.tolist()) if name in ("logprobs", "entropy", "values", "scores") else values.split(1)
+        for i, row in enumerate(per_row):
+            target = torch.linspace(-1, 1, row.numel()) + 0.1 * (first + i)
+            loss = loss + ((row - target) ** 2).sum() + (row * target).sin().sum()
+    return loss / 10
+
+
+# ---- what must come out, on rank 0
+
+
+def reference(scenario: Scenario, batch: Sequences, folder: str) -> Expected:
+    model = hf_model(scenario)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        results = hf_outputs(model, scenario, batch)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    adamw = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": OPTIMIZER.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        lr=LEARNING_RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps,
+    )
+    norms = []
+    for _ in range(STEPS):
+        adamw.zero_grad()
+        outputs = {name: torch.cat(values) for name, values in hf_outputs(model, scenario, batch).items()}
+        row_loss(outputs, 0, batch.own_lengths).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)))
+        adamw.step()
+    return Expected(folder, results, norms, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def hf_model(scenario: Scenario) -> torch.nn.Module:
+    import transformers
+
+    family = {"llama": "Llama", "qwen2": "Qwen2"}[scenario.family]
+    head = "ForCausalLM" if scenario.role == "policy" else "ForSequenceClassification"
+    labels = {} if scenario.role == "policy" else {"num_labels": 1}
+    torch.manual_seed(7)
+    config = getattr(transformers, family + "Config")(**scenario.hf, **labels)
+    model = getattr(transformers, family + head)(config).float().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p)) if p.dim() == 1 else p.mul_(4.0)
+    return model
+
+
+def hf_outputs(model: torch.nn.Module, scenario: Scenario, batch: Sequences) -> dict[str, list[Tensor]]:
+    """Per operation a tensor for each row, computed row by row."""
+    found: dict[str, list[Tensor]] = {operation: [] for operation in scenario.operations}
+    owns = batch.own.split(batch.response_lengths.tolist())
+    for tokens, prompt, own in zip(batch.tokens.split(batch.lengths.tolist()), batch.prompt_lengths.tolist(), owns):
+        hidden = model.model(tokens[None]).last_hidden_state[0]
+        at = prompt + torch.nonzero(own).flatten()
+        if scenario.role != "policy":
+            scalars = model.score(hidden)[:, 0]
+            sites = {"values": at - 1, "scores": at, "last_value": [-1], "score": [-1]}
+            for operation in found:
+                found[operation].append(scalars[sites[operation]])
+            continue
+        log_p = (model.lm_head(hidden[at - 1]) / TEMPERATURE).log_softmax(-1)
+        found["logprobs"].append(log_p.gather(1, tokens[at, None])[:, 0])
+        found["entropy"].append(-(log_p.exp() * log_p).sum(-1))
+    return found
+
+
+# ---- what comes out
+
+
+def box(start, stop) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in zip(start, stop))
+
+
+def shard_rows(batch: Sequences, sizes: tuple[int, ...], d: int) -> tuple[Sequences, int]:
+    first = sum(sizes[:d])
+    return batch.select(torch.arange(first, first + sizes[d])), first
+
+
+def train_step(engine: MegatronEngine, scenario: Scenario, mine: Sequences, first: int, rows_each: int):
+    parts = [mine.select(part) for part in torch.arange(len(mine)).split(rows_each)] if len(mine) else []
+    starts = [first + i * rows_each for i in range(len(parts))]
+    calls = [{op: Call(op, part, TEMPERATURE) for op in scenario.operations} for part in parts]
+    engine.zero_grad()
+    engine.train(calls, lambda i, outputs: row_loss(outputs, starts[i], parts[i].own_lengths))
+    return engine.step(LEARNING_RATE)
+
+
+def compare(engine: MegatronEngine, scenario: Scenario, expected: Expected, batch: Sequences, sizes: tuple[int, ...], rows_each: int):
+    """Largest differences on this rank of results, of norms (relative) and of weights after training."""
+    at = engine.layout.coordinates(comm.rank)
+    mine, first = shard_rows(batch, sizes, at.dp)
+    got = engine.forward(mine, scenario.operations, TEMPERATURE, micro_batch=rows_each)
+    assert (got is not None) == (at.pp == engine.layout.pp - 1)
+    results = 0.0
+    for name, values in (got or {}).items():
+        want = torch.cat([torch.zeros(0), *expected.results[name][first:first + len(mine)]])
+        assert values.shape == want.shape and not values.requires_grad
+        results = max([results, *(values - want).abs().tolist()])
+    norms = [train_step(engine, scenario, mine, first, rows_each) for _ in range(STEPS)]
+    norm = max(abs(a - b) / b for a, b in zip(norms, expected.norms))
+    return {"results": results, "norm": norm, "weights": weights_difference(engine, expected.trained)}
+
+
+def weights_difference(engine: MegatronEngine, weights: Mapping[str, Tensor]) -> float:
+    local = engine.export()
+    differences = [0.0]
+    for piece in pieces(engine.shape, engine.role, engine.layout, comm.rank, "megatron"):
+        stop = tuple(a + b for a, b in zip(piece.offset, piece.size))
+        got = local[piece.local].detach()[box(piece.offset, stop)]
+        differences.append(float((got - weights[piece.tensor][box(piece.start, piece.stop)]).abs().max()))
+    return max(differences)
+
+
+def layouts(scenario: Scenario) -> list[ModelLayout]:
+    ranks = tuple(range(comm.size))
+    degrees = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (2, 2, 2), (1, 4, 2)]
+    if comm.size == 8:
+        degrees = degrees[-2:]
+    if scenario is not SCENARIOS[0]:
+        degrees = [d for d in degrees if d in ((2, 1, 2), (2, 2, 1), (1, 2, 2), (2, 2, 2))]
+    if "kv head" in scenario.name:
+        degrees = [d for d in degrees if d[0] == 2]
+    if "3 layers" in scenario.name:
+        degrees = [d for d in degrees if d[1] == 2]
+    # ranks in reverse and a proper subset where there is room: a layout need not start at rank 0
+    return [ModelLayout(tuple(reversed(ranks))[:tp * pp * dp], tp, pp, dp) for tp, pp, dp in degrees if tp * pp * dp <= len(ranks)]
+
+
+def splits(n: int, dp: int) -> tuple[int, ...]:
+    """Uneven: the last shard has what is left over."""
+    each = -(-n // dp)
+    return tuple(max(min(each, n - each * d), 0) for d in range(dp))
+
+
+def report(name: str, differences: Optional[dict[str, float]], seconds: float) -> None:
+    every = comm.allgather(differences or {})
+    worst = {key: max(d[key] for d in every if key in d) for key in {k for d in every for k in d}}
+    if comm.rank == 0:
+        print(json.dumps({"case": name, **worst, "seconds": round(seconds, 2)}), flush=True)
+
+
+def case_name(scenario: Scenario, layout: ModelLayout) -> str:
+    return f"{scenario.name} tp{layout.tp} pp{layout.pp} dp{layout.dp}"
+
+
+def run_layouts(mesh: meshes.Mesh, scenario: Scenario, expected: Expected, batch: Sequences) -> None:
+    for layout in layouts(scenario):
+        begin, found = time.perf_counter(), None
+        if comm.rank in layout:
+            engine = MegatronEngine(scenario.shape, scenario.role, layout, mesh, OPTIMIZER)
+            engine.load(HFFolder(expected.folder))
+            found = compare(engine, scenario, expected, batch, splits(len(batch), layout.dp), rows_each=2)
+        report(case_name(scenario, layout), found, time.perf_counter() - begin)
+
+
+def run_empty_shard(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
+    layout = ModelLayout((0, 1, 2, 3), 1, 2, 2)
+    begin, found = time.perf_counter(), None
+    if comm.rank in layout:
+        engine = MegatronEngine(SCENARIOS[0].shape, "policy", layout, mesh, OPTIMIZER)
+        engine.load(HFFolder(expected.folder))
+        found = compare(engine, SCENARIOS[0], expected, batch, (len(batch), 0), rows_each=3)
+    report("empty shard", found, time.perf_counter() - begin)
+
+
+def run_alternating(mesh: meshes.Mesh, expected: list[Expected], batch: Sequences) -> None:
+    """Two models of different layouts on the same ranks take turns, step by step."""
+    begin = time.perf_counter()
+    chosen = [(SCENARIOS[0], ModelLayout((0, 1, 2, 3), 2, 1, 2)), (SCENARIOS[2], ModelLayout((0, 1, 2, 3), 1, 2, 2))]
+    engines = [MegatronEngine(s.shape, s.role, layout, mesh, OPTIMIZER) for s, layout in chosen]
+    for engine, want in zip(engines, expected):
+        engine.load(HFFolder(want.folder))
+    for _ in range(STEPS):
+        for (scenario, layout), engine in zip(chosen, engines):
+            mine, first = shard_rows(batch, splits(len(batch), layout.dp), layout.coordinates(comm.rank).dp)
+            train_step(engine, scenario, mine, first, rows_each=3)
+    worst = max(weights_difference(engine, want.trained) for engine, want in zip(engines, expected))
+    report("alternating", {"weights": worst}, time.perf_counter() - begin)
+
+
+def run_two_batches(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
+    """Calls on different batches in one micro-batch, one of them without rows, at two temperatures."""
+    begin, layout = time.perf_counter(), ModelLayout((0, 1), 1, 2, 1)
+    found = None
+    if comm.rank in layout:
+        engine = MegatronEngine(SCENARIOS[0].shape, "policy", layout, mesh, OPTIMIZER)
+        engine.load(HFFolder(expected.folder))
+        a, b = batch.select(torch.tensor([4, 1])), batch.select(torch.tensor([2]))
+        none = batch.select(torch.zeros(0, dtype=torch.int64))
+        calls = {
+            "a": Call("logprobs", a, TEMPERATURE), "b": Call("logprobs", b, TEMPERATURE), "h": Call("entropy", b, TEMPERATURE),
+            "warm": Call("logprobs", b, 1.0), "plain": Call("logprobs", b, 0.0), "none": Call("logprobs", none, TEMPERATURE),
+        }
+        empty = {"none": calls["none"]}
+        outputs = engine.train([calls, empty], lambda i, outputs: sum(v.sum() for v in outputs.values()))
+        found = {"results": _two_batches_difference(outputs, expected)} if outputs else None
+    report("two batches", found, time.perf_counter() - begin)
+
+
+def _two_batches_difference(outputs: list[dict[str, Tensor]], expected: Expected) -> float:
+    first, second = outputs
+    logprobs = expected.results["logprobs"]
+    want = {"a": torch.cat([logprobs[4], logprobs[1]]), "b": logprobs[2], "h": expected.results["entropy"][2]}
+    assert first["none"].numel() == second["none"].numel() == 0 and torch.equal(first["warm"], first["plain"])
+    assert not torch.allclose(first["warm"], first["b"])
+    return max(float((first[name] - values).abs().max()) for name, values in want.items())
+
+
+def run_checkpoint(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
+    """Weights and optimizer state after one step, put into a fresh engine, go on like the first one; in bf16 too."""
+    begin, layout = time.perf_counter(), ModelLayout((0, 1), 2, 1, 1)
+    found = None
+    if comm.rank in layout:
+        found = {f"weights, {dtype}": _resumed_difference(mesh, layout, expected, batch, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    report("checkpoint", found, time.perf_counter() - begin)
+
+
+def _resumed_difference(mesh, layout, expected: Expected, batch: Sequences, dtype: torch.dtype) -> float:
+    def make() -> MegatronEngine:
+        engine = MegatronEngine(SCENARIOS[0].shape, "policy", layout, mesh, OPTIMIZER, dtype)
+        engine.load(HFFolder(expected.folder))
+        return engine
+
+    first, second = make(), make()
+    train_step(first, SCENARIOS[0], batch, 0, rows_each=4)
+    for name, parameter in second.export().items():
+        parameter.data.copy_(first.export()[name])
+    second.load_optimizer_state({name: tensor.clone() for name, tensor in first.optimizer_state().items()})
+    assert int(second.optimizer_state()["step"]) == 1
+    for engine in (first, second):
+        train_step(engine, SCENARIOS[0], batch, 0, rows_each=4)
+    return max(float((p - second.export()[name]).abs().max()) for name, p in first.export().items())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    job, batch = meshes.start(comm), rows()
+    further = [ModelLayout(tuple(range(tp * pp * dp)), tp, pp, dp) for tp, pp, dp in ((1, 2, 2), (2, 1, 2), (1, 2, 1), (2, 1, 1))]
+    mesh = meshes.Mesh(job, [layout for scenario in SCENARIOS for layout in layouts(scenario)] + further * (comm.size == 4))
+    folder = Path(sys.argv[1])
+    references = [reference(s, batch, str(folder / s.name)) for s in SCENARIOS] if comm.rank == 0 else None
+    references = comm.bcast(references, root=0)
+    for scenario, expected in zip(SCENARIOS, references):
+        run_layouts(mesh, scenario, expected, batch)
+    if comm.size == 4:
+        run_empty_shard(mesh, references[0], batch)
+        run_alternating(mesh, [references[0], references[2]], batch)
+        run_two_batches(mesh, references[0], batch)
+        run_checkpoint(mesh, references[0], batch)
+
+
+if __name__ == "__main__":
+    main()

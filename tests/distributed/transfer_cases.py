@@ -1,0 +1,115 @@
+"""Run under mpiexec with a folder of model folders as argument: moves weights between layouts and checks every element.
+
+Prints one line of JSON per case from rank 0: what moved, and the number of wrong elements and ranks with wrong byte counts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+from safetensors.torch import load_file
+from torch import Tensor
+
+from compiler.layout import ModelLayout, generation_layout
+from compiler.redistribute import redistribute
+from compiler.shapes import shape_from_config
+from compiler.weights import WeightLayout
+from runtime import meshes
+from runtime.hf_folder import HFFolder
+from runtime.transfer import WeightMover
+
+comm = MPI.COMM_WORLD
+TRAINING = [(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (1, 4, 1)]  # (tp, pp, dp)
+SMALL_BUCKET = 1000  # bytes: cuts most matrices, and needs many exchanges
+
+
+def expected(weights: WeightLayout, canonical: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    made = {name: torch.zeros(size, dtype=dtype) for name, size in weights.local_tensors(comm.rank).items()}
+    for piece in weights.pieces(comm.rank):
+        place = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.size))
+        made[piece.local][place] = canonical[piece.tensor][tuple(map(slice, piece.start, piece.stop))].to(dtype)
+    return made
+
+
+def garbage(weights: WeightLayout, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors that are wrong wherever nothing arrives."""
+    return {name: torch.full(size, 7.0, dtype=dtype) for name, size in weights.local_tensors(comm.rank).items()}
+
+
+def wrong_elements(found: dict[str, Tensor], right: dict[str, Tensor]) -> int:
+    assert found.keys() == right.keys()
+    return sum(int((found[name] != right[name]).sum()) for name in right)
+
+
+def report(case: str, wrong: int, bytes_differ: bool, **facts) -> None:
+    totals = comm.reduce((wrong, int(bytes_differ)), op=lambda a, b: (a[0] + b[0], a[1] + b[1]))
+    if comm.rank == 0:
+        print(json.dumps({"case": case, "wrong": totals[0], "bytes_differ": totals[1], **facts}), flush=True)
+
+
+def move(case: str, src: WeightLayout, dst: WeightLayout, source: dict, canonical: dict, dtype: torch.dtype) -> None:
+    transfer = redistribute(src, dst, itemsize=dtype.itemsize)
+    mover = WeightMover(transfer, comm.rank, dtype=dtype, bucket_bytes=SMALL_BUCKET)
+    destination = garbage(dst, dtype)
+    mover.move(source, destination)
+    counted = (mover.bytes_sent, mover.bytes_received)
+    planned = (transfer.bytes_sent(comm.rank), transfer.bytes_received(comm.rank))
+    report(
+        case, wrong_elements(destination, expected(dst, canonical, dtype)), counted != planned,
+        moved=comm.allreduce(mover.bytes_received), planned=transfer.total_bytes, lower_bound=transfer.lower_bound_bytes,
+    )
+
+
+def model_cases(folder: Path) -> None:
+    shape, hf = shape_from_config(folder), HFFolder(folder)
+    canonical = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+    everyone = tuple(range(comm.size))
+    for tp, pp, dp in TRAINING:
+        train = ModelLayout(everyone, tp, pp, dp)
+        src = WeightLayout(shape, "policy", train, "megatron")
+        source = garbage(src, torch.float32)
+        hf.read_into(source, src, comm.rank)
+        name = f"{folder.name} tp{tp} pp{pp} dp{dp}"
+        report(f"{name} from disk", wrong_elements(source, expected(src, canonical, torch.float32)), False)
+        targets = {f"torch tp{n}": WeightLayout(shape, "policy", generation_layout(train, n), "torch") for n in (1, 2)}
+        targets["disk"] = WeightLayout(shape, "policy", ModelLayout((0,)), "disk")
+        targets["disk pp2"] = WeightLayout(shape, "policy", ModelLayout((3, 1), pp=2), "disk")
+        for target, dst in targets.items():
+            move(f"{name} to {target}", src, dst, source, canonical, torch.float32)
+        move(f"{name} to torch tp2 in bf16", src, targets["torch tp2"], source, canonical, torch.bfloat16)
+        back = garbage(targets["torch tp2"], torch.float32)
+        hf.read_into(back, targets["torch tp2"], comm.rank)
+        move(f"{name} from torch tp2", targets["torch tp2"], src, back, canonical, torch.float32)
+
+
+def subgroup_case(folder: Path) -> None:
+    """Two of the four ranks move among themselves, in a group of their own, whose order is not that of the layout."""
+    shape, ranks = shape_from_config(folder), (3, 1)
+    src = WeightLayout(shape, "policy", ModelLayout(ranks, tp=2), "megatron")
+    dst = WeightLayout(shape, "policy", ModelLayout(ranks, dp=2), "torch")
+    group = torch.distributed.new_group(sorted(ranks))
+    destination = garbage(dst, torch.float32)
+    if comm.rank in ranks:
+        source = garbage(src, torch.float32)
+        HFFolder(folder).read_into(source, src, comm.rank)
+        WeightMover(redistribute(src, dst), comm.rank, group).move(source, destination)
+    canonical = {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+    report("two of four ranks", wrong_elements(destination, expected(dst, canonical, torch.float32)), False)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    meshes.start(comm)
+    folders = sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir())
+    for folder in folders:
+        model_cases(folder)
+    subgroup_case(folders[0])
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
