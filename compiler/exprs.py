@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterator
+from types import MappingProxyType
+from typing import Callable, Iterator, Mapping
 
 from rlhf_dsl.typed import Expr
 
@@ -32,42 +33,50 @@ def response_name(expr: Expr) -> str:
     return expr.attr("column") or expr.attr("name") or expr.op
 
 
-def call_text(expr: Expr) -> str:
-    """A model call or Python op as the formatter prints it: `actor.logprobs(y)`."""
-    inside = ", ".join(brief(arg) for arg in expr.args)
-    if expr.op != "call":
-        return f"{expr.attr('name')}({inside})"
-    temperature = expr.attr("temperature")
-    option = "" if temperature is None else f", temperature={_number(temperature)}"
-    return f"{expr.attr('model')}.{expr.attr('operation')}({inside}{option})"
-
-
+DEPTH = 12  # of printed expressions; shared parts would print over and over
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
           "gt": ">", "ge": ">=", "and": "and", "or": "or"}
 
 
-def brief(expr: Expr) -> str:
-    """An expression in the syntax of the language, with the primitives' names; for reading, not for parsing."""
+def brief(expr: Expr, known: Mapping[Expr, str] = MappingProxyType({}), depth: int = DEPTH) -> str:
+    """An expression in the syntax of the language, with the primitives' names; for reading, not for parsing.
+
+    known: names to print for expressions inside; below `depth` levels "..." stands for the rest
+    """
+    def inner(arg: Expr) -> str:
+        return known[arg] if arg in known else brief(arg, known, depth - 1)
+
+    if depth == 0:
+        return "..."
     if expr.op == "const":
         return _number(expr.attr("value"))
     if expr.op in ("data", "generate", "reply", "state"):
         return response_name(expr)
     if expr.op == "next_state":
         return f"next({expr.attr('name')})"
-    if expr.op in ("call", "pyop"):
-        return call_text(expr)
+    if expr.op == "call":
+        return _call(expr, inner)
+    if expr.op == "pyop":
+        return f"{expr.attr('name')}({', '.join(map(inner, expr.args))})"
     if expr.op == "field":
-        return f"{brief(expr.args[0])}.{expr.attr('field')}"
+        return f"{inner(expr.args[0])}.{expr.attr('field')}"
     if expr.op in _INFIX and len(expr.args) == 2:
-        return f"({brief(expr.args[0])} {_INFIX[expr.op]} {brief(expr.args[1])})"
+        return f"({inner(expr.args[0])} {_INFIX[expr.op]} {inner(expr.args[1])})"
     if expr.op in ("neg", "not"):
-        return f"({'-' if expr.op == 'neg' else 'not '}{brief(expr.args[0])})"
+        return f"({'-' if expr.op == 'neg' else 'not '}{inner(expr.args[0])})"
     over = expr.attr("over")
-    return f"{expr.op}{'[' + ', '.join(over) + ']' if over else ''}({', '.join(map(brief, expr.args))})"
+    return f"{expr.op}{'[' + ', '.join(over) + ']' if over else ''}({', '.join(map(inner, expr.args))})"
+
+
+def _call(expr: Expr, inner: Callable[[Expr], str]) -> str:
+    """A model call as the formatter prints it: `actor.logprobs(y)`."""
+    temperature = expr.attr("temperature")
+    option = "" if temperature is None else f", temperature={_number(temperature)}"
+    return f"{expr.attr('model')}.{expr.attr('operation')}({', '.join(map(inner, expr.args))}{option})"
 
 
 def _number(value) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, (float, str)) else str(value)
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def call_temperature(call: Expr) -> float:

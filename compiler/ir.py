@@ -24,12 +24,16 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Value:
-    """What an operation makes. `layout`: "home", or that of a model, e.g. "actor.train"; "" until the pass `shard`."""
+    """What an operation makes. `layout`: "home", or that of a model, e.g. "actor.train"; "" until the pass `shard`.
+
+    base: for a copy in another layout, the name of the value
+    """
 
     name: str
     type: Type
     expr: Optional[Expr] = None
     layout: str = ""
+    base: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,8 @@ class FlowGraph:
         return "\n".join(_lines(self)) + "\n"
 
     def to_json(self) -> str:
-        ops = [_op_json(op) for op in self.ops]
+        known = _named(self)
+        ops = [_op_json(op, known) for op in self.ops]
         values = {n: {"type": str(v.type), "layout": v.layout} for n, v in self.values.items()}
         return json.dumps({"name": self.name, "ops": ops, "values": values}, indent=1, ensure_ascii=False) + "\n"
 
@@ -138,19 +143,24 @@ def _faults(graph: FlowGraph) -> Iterator[str]:
 
 
 def _lines(graph: FlowGraph) -> Iterator[str]:
+    known = _named(graph)
     yield f"flow {graph.name}"
     for phase in graph.phases():
         yield f"{phase}:"
         for op in graph.phase(phase):
-            yield f"    {_line(graph, op)}"
+            yield f"    {_line(graph, op, known)}"
 
 
-def _line(graph: FlowGraph, op: Op) -> str:
+def _named(graph: FlowGraph) -> dict[Expr, str]:
+    return {v.expr: v.base or n for n, v in reversed(graph.values.items()) if v.expr is not None}
+
+
+def _line(graph: FlowGraph, op: Op, known: dict[Expr, str]) -> str:
     outputs = ", ".join(_typed(graph.values[n]) for n in op.outputs if n in graph.values)
     left = f"{outputs} = " if outputs else ""
     model = f" {op.model}" if op.model else ""
     label = "" if op.name in op.outputs else f" `{op.name}`"
-    facts = "".join(f" {key}={_fact(value)}" for key, value in op.attrs)
+    facts = "".join(f" {key}={_fact(value, known)}" for key, value in op.attrs)
     return f"{left}{op.kind}{model}{label}({', '.join(op.inputs)}){facts}"
 
 
@@ -158,16 +168,16 @@ def _typed(value: Value) -> str:
     return f"{value.name}: {value.type}" + (f" @{value.layout}" if value.layout else "")
 
 
-def _fact(value: Any) -> str:
+def _fact(value: Any, known: dict[Expr, str], inside: bool = False) -> str:
     if isinstance(value, Expr):
-        return brief(value)
+        return known[value] if inside and value in known else brief(value, known)
     if isinstance(value, tuple):
-        return "(" + ", ".join(map(_fact, value)) + ")"
+        return "(" + ", ".join(_fact(v, known, inside=True) for v in value) + ")"
     return str(value)
 
 
-def _op_json(op: Op) -> dict[str, Any]:
+def _op_json(op: Op, known: dict[Expr, str]) -> dict[str, Any]:
     return {
         "name": op.name, "kind": op.kind, "inputs": list(op.inputs), "outputs": list(op.outputs), "model": op.model,
-        "phase": op.phase, "attrs": {key: _fact(value) for key, value in op.attrs},
+        "phase": op.phase, "attrs": {key: _fact(value, known) for key, value in op.attrs},
     }

@@ -1,4 +1,4 @@
-"""Layouts of a model over ranks: how tensor, pipeline and data parallelism cut a list of ranks, for training and generation.
+"""Layouts of a model over ranks: how tensor, pipeline and data parallelism cut them, for training and generation.
 
 Axes: tp cuts tensors, pp cuts the stack of layers into stages, dp repeats the model over shards of the batch.
 """
@@ -34,7 +34,7 @@ class ModelLayout:
 
     def __post_init__(self) -> None:
         if min(self.tp, self.pp, self.dp) < 1 or self.tp * self.pp * self.dp != len(self.ranks):
-            raise ValueError(f"tp {self.tp} * pp {self.pp} * dp {self.dp} is not the number of ranks, {len(self.ranks)}")
+            raise ValueError(f"tp {self.tp}, pp {self.pp}, dp {self.dp} do not make {len(self.ranks)} ranks")
         if len(set(self.ranks)) != len(self.ranks):
             raise ValueError("a rank stands twice in a layout")
 
@@ -85,8 +85,8 @@ class ModelLayout:
 def stage_layers(layers: int, pp: int) -> tuple[tuple[int, int], ...]:
     """By stage, the half-open range of its layers; where pp does not divide, the first stages have one more.
 
-    Megatron-core 0.16.1 takes such a split as `pipeline_model_parallel_layout` (see `megatron_stages`); its other options,
-    `num_layers_in_first_pipeline_stage` and `..._last_...`, cannot express it for every depth.
+    Megatron-core 0.16.1 takes such a split as `pipeline_model_parallel_layout` (see `megatron_stages`); its other
+    options, `num_layers_in_first_pipeline_stage` and `..._last_...`, cannot express it for every depth.
     """
     base, extra = divmod(layers, pp)
     starts = [p * base + min(p, extra) for p in range(pp + 1)]
@@ -94,7 +94,7 @@ def stage_layers(layers: int, pp: int) -> tuple[tuple[int, int], ...]:
 
 
 def megatron_stages(layers: int, pp: int) -> list[list[str]] | None:
-    """The value of Megatron's `pipeline_model_parallel_layout` for `stage_layers`, or None where pp divides the layers."""
+    """Megatron's `pipeline_model_parallel_layout` for `stage_layers`, or None where pp divides the layers."""
     if layers % pp == 0:
         return None
     stages = [["decoder"] * (stop - start) for start, stop in stage_layers(layers, pp)]
@@ -102,12 +102,13 @@ def megatron_stages(layers: int, pp: int) -> list[list[str]] | None:
 
 
 def generation_layout(train: ModelLayout, tp: int) -> ModelLayout:
-    """The training ranks as replicas of `tp` ranks for generation, each rank's weights kept in place where degrees allow.
+    """The training ranks as replicas of `tp` ranks for generation, weights kept in place where degrees allow.
 
     HybridFlow's grouping (arXiv 2409.19256, section 5.3) with one pipeline stage: the ranks, sorted by their tensor
-    coordinate in training, are cut into `tp` runs of equal length, and run g holds generation shard g; the i-th ranks of all
-    runs form a replica. If `tp` divides train.tp, every training shard is part of its rank's generation shard: no
-    redundancy. If train.tp divides `tp`, each rank keeps what one rank can, train.tp / tp of its shard.
+    coordinate in training, are cut into `tp` runs of equal length, and run g holds generation shard g; the i-th ranks
+    of all runs form a replica. If `tp` divides train.tp (and the vocabulary and key/value heads), every training shard
+    is part of its rank's generation shard: no redundancy. If train.tp divides `tp`, each rank keeps what it can,
+    train.tp / tp of it.
     Replicas are numbered by their lowest place in `train.ranks`, so that rows of a batch stay near.
     Raises ValueError unless `tp` divides the number of ranks.
     """

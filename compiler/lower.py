@@ -154,8 +154,8 @@ class _Builder:
             columns = [c for c in source.columns if c.name in used]
             if not columns:
                 continue
-            outputs = [self.prefix + c.name for c in columns]
-            self._add(make_op(f"{self.prefix}data {source.root}", "data", (), outputs, phase=self.phase,
+            outputs = [c.name for c in columns]
+            self._add(make_op(f"data {source.root}", "data", (), outputs, phase=self.phase,
                               span=source.span, root=source.root, columns=tuple(c.name for c in columns)))
             for column, name in zip(columns, outputs):
                 self._define(name, used[column.name])
@@ -194,7 +194,7 @@ class _Builder:
 
     def _produce(self, expr: Expr, kind: str, model: str) -> None:
         phase, self.phase = self.phase, self._phase_of(expr)
-        name = self.bound.get(expr) or self.prefix + names.default_name(expr)
+        name = self.bound.get(expr) or self.prefix + names.default_name(expr, self.known)
         facts = {"calls": (expr,)} if kind == "forward" else {"expr": expr}
         inputs = tuple(dict.fromkeys(self._frontier((*expr.args,), False)))
         keep = (keep_name(expr.attr("keep")),) if expr.attr("keep", 0) else ()

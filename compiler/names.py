@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Iterable, Mapping
 
-from compiler.exprs import brief, call_text, response_name
+from compiler.exprs import brief
 from rlhf_dsl.typed import Bind, Expr
 
 ROLLOUT, SETUP, COMMIT = "rollout", "setup", "commit"
@@ -60,13 +60,9 @@ def bound_names(section_prefix: str, statements: Iterable) -> dict[Expr, str]:
     return names
 
 
-def default_name(expr: Expr) -> str:
-    """The name of a value that the user did not bind: its printed text."""
-    if expr.op in ("generate", "reply", "data"):
-        return response_name(expr)
-    if expr.op in ("call", "pyop"):
-        return call_text(expr)
-    return brief(expr)
+def default_name(expr: Expr, known: Mapping[Expr, str]) -> str:
+    """The name of a value that the user did not bind: its printed text, with the names of the values in it."""
+    return brief(expr, {e: name.rpartition("/")[2] for e, name in known.items()})
 
 
 def layout_name(model: str, stage: str) -> str:

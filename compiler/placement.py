@@ -10,13 +10,13 @@ from compiler.cluster import Cluster, default_ranks
 from compiler.layout import ModelLayout
 from compiler.plan import LayoutSpec
 from compiler.shapes import ModelShape
+from compiler.transitions import ENGINES
 from compiler.weights import misfit
 from rlhf_dsl.diagnostics import DiagnosticError, fault, listing
 from rlhf_dsl.source import Source
 from rlhf_dsl.typed import Checked, Constraint
 
 TRAIN, FORWARD, GENERATE = "train", "forward", "generate"
-ENGINES = {TRAIN: "megatron", FORWARD: "megatron", GENERATE: "torch"}
 DEGREES = ("tp", "pp", "dp")
 SAMPLES = 64  # in a micro-batch, where no constraint says
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from compiler import codec
-from compiler.layout import ModelLayout, generation_layout
 from compiler.steps import (  # the plan's vocabulary, of which this module is the door
     HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, LoopStep, Named, NextState,
     OptimizerStep, PyOpCall, Record, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
@@ -145,7 +144,10 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Plan:
-    """`setup` runs once, `steps` each iteration. `settings`: params and overrides as they are in force."""
+    """`setup` runs once, `steps` each iteration. `settings`: params as they are in force.
+
+    assume: lengths to estimate with, in tokens: "prompt", "response"
+    """
 
     program: ProgramInfo
     cluster: str  # digest
@@ -162,6 +164,7 @@ class Plan:
     setup: tuple[Step, ...] = ()
     steps: tuple[Step, ...] = ()
     evals: tuple[EvalSection, ...] = ()
+    assume: dict[str, int] = field(default_factory=dict)
 
     def expr_table(self) -> tuple[typed.Expr, ...]:
         """The interned expressions: entry i is the one with id i."""
@@ -171,13 +174,6 @@ class Plan:
             args = tuple(table[i] for i in row.args)
             table.append(interner.expr(row.op, args, kind, frozenset(row.grad), **row.attrs))
         return tuple(table)
-
-    def layout(self, name: str) -> ModelLayout:
-        """The layout with its order of ranks. Raises KeyError and ValueError, never for a verified plan."""
-        spec = self.layouts[name]
-        if spec.within:
-            return generation_layout(self.layout(spec.within), spec.tp)
-        return ModelLayout(tuple(range(spec.first, spec.first + spec.ranks)), spec.tp, spec.pp, spec.dp)
 
     def line_text(self, line: int) -> str:
         return self.program.lines.get(str(line), "")

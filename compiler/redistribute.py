@@ -16,7 +16,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Move:
-    """The box [start, stop) of canonical `tensor` goes from `src_rank` to `dst_rank`; a local copy if they are the same."""
+    """The box [start, stop) of canonical `tensor` goes from `src_rank` to `dst_rank`, which may be the same."""
 
     tensor: str
     start: tuple[int, ...]
@@ -100,9 +100,10 @@ class WeightTransfer:
 def redistribute(src: WeightLayout, dst: WeightLayout, itemsize: int = 4) -> WeightTransfer:
     """The transfer from `src` to `dst`, at the lower bound of bytes, the same wherever it is computed.
 
-    Each missing box comes from one of the ranks that hold it, by this rule, first difference decides: a rank of the data
-    replica that the destination trains in (HybridFlow's micro data-parallel group, arXiv 2409.19256, section 5.3, so that
-    replicas share the load and do not cross); then the rank that has sent least so far; then the nearest rank number.
+    Each missing box comes from one of the ranks that hold it, by this rule, first difference decides: a rank of the
+    source replica in which the destination rank stands (HybridFlow's micro data-parallel group, arXiv 2409.19256,
+    section 5.3, so that replicas share the load and do not cross); then the rank that has sent least so far; then the
+    nearest rank number.
     Raises ValueError if the two layouts are of different models.
     """
     if (src.shape, src.role) != (dst.shape, dst.role):
@@ -122,8 +123,8 @@ def redistribute(src: WeightLayout, dst: WeightLayout, itemsize: int = 4) -> Wei
 def zero_redundancy_bytes(train: ModelLayout, tp: int, model_bytes: int) -> float:
     """Bytes that each rank receives for tensors cut evenly over tp and pp: (d_g - 1) / (t p) M.
 
-    M = `model_bytes`, d_g = t p / `tp` generation replicas in a training replica: HybridFlow's engine, arXiv 2409.19256,
-    table 2. Holds where `tp` divides train.tp; norms, which tp does not cut, move between stages alone.
+    M = `model_bytes`, d_g = t p / `tp` generation replicas in a training replica: HybridFlow's engine, arXiv
+    2409.19256, table 2. Holds where `tp` divides train.tp; norms, which tp does not cut, move between stages alone.
     """
     return (train.tp * train.pp / tp - 1) / (train.tp * train.pp) * model_bytes
 

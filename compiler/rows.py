@@ -42,8 +42,9 @@ def minibatch_rows(order: Sequence[Row], minibatches: int) -> tuple[tuple[Row, .
 def balance(lengths: Sequence[int], shards: int) -> tuple[tuple[int, ...], ...]:
     """By shard, the units (positions in `lengths`, ascending) it computes, so that shards get about equal tokens.
 
-    Longest first, each to the shard with least tokens so far (Graham, "Bounds on multiprocessing timing anomalies", 1969:
-    the largest shard is below 4/3 of the best possible); ties go to the shard with fewer units, then to the lower number.
+    Longest first, each to the shard with least tokens so far (Graham, "Bounds on multiprocessing timing anomalies",
+    1969: the largest shard is below 4/3 of the best possible); ties go to the shard with fewer units, then to the lower
+    number.
     """
     heap = [(0, 0, shard) for shard in range(shards)]
     chosen: list[list[int]] = [[] for _ in range(shards)]
@@ -60,7 +61,8 @@ def micro_batches(
     """Positions in `lengths`, ascending within a micro-batch, each position once, similar lengths together.
 
     rows: at most so many rows in one; tokens: rows times the longest of them at most this, which is what a padded batch
-    takes (a row longer than that stands alone). Both may be given. The longest come first: if memory fails, it fails early.
+    takes (a row longer than that stands alone). Both may be given. The longest come first: if memory fails, it fails
+    early.
     """
     found: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

@@ -8,9 +8,10 @@ ranks gives the gradient of the whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterator
+from typing import Iterator, Mapping
 
 from compiler.exprs import REDUCTIONS, is_root_reduction, walk
+from rlhf_dsl.builtins import PRIMITIVES
 from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.typed import Dim, Expr, Interner, Type
 
@@ -36,13 +37,13 @@ class Separated:
 class Separator:
     """model: the one to train; phase: the update whose calls of it are current outputs; dims: of the program.
 
-    known: values that exist before the mini-batch (results of rollout and of calls that no training changes).
+    known: values that exist before the mini-batch (results of rollout and of calls that no training changes), by name.
     """
 
     model: str
     phase: str
     dims: dict[str, Dim]
-    known: frozenset[Expr]
+    known: Mapping[Expr, str]
     interner: Interner
 
     def separate(self, objective: Expr) -> Separated:
@@ -50,7 +51,7 @@ class Separator:
         partial = self._affine(objective)
         inside = tuple(walk(partial, stop=lambda e: self._is_constant(e) or self.is_current(e)))
         calls = tuple(e for e in inside if self.is_current(e))
-        constants = tuple(e for e in inside if self._is_constant(e) and not self._is_plain(e))
+        constants = tuple(e for e in inside if self._is_constant(e))
         return Separated(partial, calls, tuple(self._statistics(constants)), constants, self._unit(partial, calls))
 
     # ---- what kind of value ----------------------------------------------------------------------
@@ -69,14 +70,15 @@ class Separator:
         return self.model in expr.grad
 
     def _is_constant(self, expr: Expr) -> bool:
-        """Known before the first micro-batch: independent of current outputs, or a statistic of them without gradient."""
-        if expr in self.known or not self._depends(expr):
-            return True
-        return is_root_reduction(expr, self.roots) and not self._trains(expr)
+        """What a micro-batch is given: values that exist, statistics, and results of more than arithmetic.
 
-    def _is_plain(self, expr: Expr) -> bool:
-        return all(not e.args and e.op == "const" or e.args and e.op not in ("call", "pyop", "field", "length")
-                   and e.op not in REDUCTIONS for e in walk(expr))
+        Arithmetic on constants is done with the rest: a value is sent once and not in all its forms.
+        """
+        if expr in self.known or expr.op in ("state", "next_state"):
+            return True
+        if is_root_reduction(expr, self.roots):
+            return not self._trains(expr)
+        return PRIMITIVES[expr.op].kind != "elementwise" and expr.op != "const" and not self._depends(expr)
 
     def _statistics(self, constants: tuple[Expr, ...]) -> Iterator[Expr]:
         """Reductions over the mini-batch in the constants, the outermost of them."""
@@ -131,9 +133,9 @@ class Separator:
 
     def _counted(self, expr: Expr) -> Expr:
         """A value over the dims of `expr` that needs no current output: only how many elements it has matters."""
-        for inner in walk(expr, stop=self._is_constant):
-            if self._is_constant(inner) and inner.type == expr.type:
-                return inner
+        there = next((e for e in self.known if e.type == expr.type), None)
+        if there is not None:
+            return there
         call = next(e for e in walk(expr) if self.is_current(e))
         lengths = Type("f32", self.dims[call.args[0].type.dims[-1]].lead)
         length = self.interner.expr("length", (call.args[0],), lengths, frozenset(), expr.span, over=call.args[0].type.dims[-1:])

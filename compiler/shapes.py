@@ -1,6 +1,7 @@
 """The shape of a decoder-only transformer, read from the `config.json` of a Hugging Face folder.
 
-Two generations of that file are read: transformers 5 writes `rope_parameters`, earlier ones `rope_theta` beside `rope_scaling`.
+Two generations of that file are read: transformers 5 writes `rope_parameters`, earlier ones `rope_theta` beside
+`rope_scaling`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ROPE_TYPES = ("default", "linear", "llama3")
 
 @dataclass(frozen=True)
 class Family:
-    """What a `model_type` fixes that its config does not say; `architecture` is the stem of its classes in transformers."""
+    """What a `model_type` fixes beside its config; `architecture` is the stem of its classes in transformers."""
 
     architecture: str
     qkv_bias: bool = False
@@ -123,9 +124,9 @@ def _shape(config: Mapping[str, Any], eos: Any, place: str) -> ModelShape:
     try:
         return ModelShape(
             family=family, **_sizes(config), tied=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=FAMILIES[family].qkv_bias, norm_eps=float(config.get("rms_norm_eps", 1e-6)), **_rope(config, place),
-            max_positions=int(config.get("max_position_embeddings", 2048)), eos=tuple(dict.fromkeys(_ids(eos))),
-            bos=config.get("bos_token_id"), pad=config.get("pad_token_id"),
+            qkv_bias=FAMILIES[family].qkv_bias, norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            **_rope(config, place), max_positions=int(config.get("max_position_embeddings", 2048)),
+            eos=tuple(dict.fromkeys(_ids(eos))), bos=config.get("bos_token_id"), pad=config.get("pad_token_id"),
         )
     except KeyError as missing:
         raise fault("R0131", place=place, reason=f"it lacks `{missing.args[0]}`") from missing

@@ -1,8 +1,8 @@
 """Which piece of which tensor a rank holds, under the names and forms that an engine gives them.
 
-A canonical tensor (`compiler.shapes.tensors`) is the whole, as Hugging Face stores it. A local tensor is what one rank keeps;
-it is a stack of boxes of canonical tensors: fused q, k and v, gate beside up, rows or columns of one shard. All that is special
-about an engine (interleaving, padding, tying, repeated key/value heads) is said here and nowhere else.
+A canonical tensor (`compiler.shapes.tensors`) is the whole, as Hugging Face stores it. A local tensor is what one rank
+keeps: a stack of boxes of canonical tensors, as fused q, k and v, gate beside up, rows or columns of one shard. All
+that is special about an engine (interleaving, padding, tying, repeated key/value heads) is said here, nowhere else.
 """
 
 from __future__ import annotations
@@ -82,13 +82,16 @@ def pieces(shape: ModelShape, role: str, layout: ModelLayout, rank: int, engine:
     return tuple(piece for local in _locals(shape, role, layout, rank, engine).values() for piece in local.pieces)
 
 
-def local_tensors(shape: ModelShape, role: str, layout: ModelLayout, rank: int, engine: str) -> dict[str, tuple[int, ...]]:
+def local_tensors(
+    shape: ModelShape, role: str, layout: ModelLayout, rank: int, engine: str
+) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that `engine` keeps on `rank`.
 
-    megatron: parameters of megatron-core 0.16.1's GPTModel with `get_gpt_layer_local_spec`; layers count within the stage;
-    linear_qkv is [queries; key; value] of each key/value group in turn, cut into tp runs of rows (with fewer groups than tp
-    a run is part of a group); linear_fc1 is [gate; up] of the shard; with tied embeddings and pp > 1 the last stage keeps a
-    copy named `output_layer.weight`; a value's or scorer's head has that name too and is whole on every tp rank.
+    megatron: parameters of megatron-core 0.16.1's GPTModel with `get_gpt_layer_local_spec`; layers count within the
+    stage; linear_qkv is [queries; key; value] of each key/value group in turn, cut into tp runs of rows (with fewer
+    groups than tp a run is part of a group); linear_fc1 is [gate; up] of the shard; with tied embeddings and pp > 1 the
+    last stage keeps a copy named `output_layer.weight`; a value's or scorer's head has that name too and is whole on
+    every tp rank.
     torch: one stage; `layers.i.qkv` is [q; k; v] of the rank's heads, where key/value heads repeat if tp exceeds them.
     disk: canonical tensors, whole; pp cuts them by stage, dp repeats them.
     The vocabulary is padded to `padded_vocab` rows, the padding being last.
@@ -250,7 +253,8 @@ class _Torch(_Forms):
             self.cut.rows(f"{name}qkv.{kind}", self.qkv(f"{layer}self_attn.", kind))
         self.cut.columns(name + "out.weight", layer + "self_attn.o_proj.weight", self.t, self.tp)
         self.cut.whole(name + "mlp_norm.weight", layer + "post_attention_layernorm.weight")
-        self.cut.rows(name + "gate_up.weight", [self.shard(f"{layer}mlp.{half}_proj.weight") for half in ("gate", "up")])
+        gate_up = [self.shard(f"{layer}mlp.{half}_proj.weight") for half in ("gate", "up")]
+        self.cut.rows(name + "gate_up.weight", gate_up)
         self.cut.columns(name + "down.weight", layer + "mlp.down_proj.weight", self.t, self.tp)
 
     def qkv(self, layer: str, kind: str) -> list[tuple[str, int, int]]:

@@ -17,6 +17,7 @@ from rlhf_dsl.ast import Span
 from rlhf_dsl.diagnostics import Diagnostics, Label
 
 RESERVED = frozenset({"and", "or", "not", "true", "false"})
+PYTHON_VALUES = {"True": "write `true`", "False": "write `false`", "None": "leave the argument out"}
 MAX_DEPTH = 100
 
 STATEMENTS = {
@@ -197,6 +198,8 @@ class _Builder(Transformer_NonRecursive):
     def name(self, meta, token: Token) -> ast.Name:
         if token in RESERVED:
             self._sink.error("E0028", _of(token), name=token)
+        elif token in PYTHON_VALUES:
+            self._sink.error("E0019", _of(token), word=token, instead=PYTHON_VALUES[token])
         return ast.Name(str(token), _of(token))
 
     soft = name
@@ -262,7 +265,7 @@ def _check_depth(program: ast.Program, sink: Diagnostics) -> None:
             continue
         if not dataclasses.is_dataclass(node) or isinstance(node, Span):
             continue
-        if depth > MAX_DEPTH:
+        if depth > MAX_DEPTH or isinstance(node, ast.Compare) and len(node.ops) > MAX_DEPTH:
             sink.error("E0022", getattr(node, "span", None) or node.name_span)
             return
         stack += [(value, depth + 1) for value in vars(node).values()]

@@ -106,7 +106,7 @@ PRIMITIVES: dict[str, Primitive] = _table([
     ]),
     *(Primitive(name, signature, meaning, "reduction", False) for name, signature, meaning in [
         ("argmax", "x[over], where? -> f32", "index of the first greatest value along one dim"),
-        ("rank", "x[over], where? -> f32[over]", "how many values are less; ties take their mean rank"),
+        ("rank", "x[over], where? -> f32[over]", "how many values are less, from 0; equal values share it"),
         ("count", "x[over], where? -> f32", "true values; of numbers, how many there are"),
         ("any", "bool[over], where? -> bool", "one at least is true"),
         ("all", "bool[over], where? -> bool", "none is false"),
@@ -163,7 +163,8 @@ OPERATIONS: tuple[Operation, ...] = (
               "max_tokens=)", "samples a response to each prompt", "sample"),
     Operation("policy", "logprobs", "logprobs(y, temperature=)", "log-probability of each own token, at the "
               "temperature of the response unless given", "token"),
-    Operation("policy", "entropy", "entropy(y, temperature=)", "entropy of the distribution of each own token", "token"),
+    Operation("policy", "entropy", "entropy(y, temperature=)", "entropy of the distribution of each own token",
+              "token"),
     Operation("value", "values", "values(y)", "value before each own token is drawn", "token"),
     Operation("value", "last_value", "last_value(y)", "value after the last own token", "response"),
     Operation("scorer", "score", "score(y)", "score after the last token", "response"),

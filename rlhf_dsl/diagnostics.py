@@ -86,6 +86,7 @@ class Diagnostics:
 
     source: Optional[Source] = None
     items: list[Diagnostic] = field(default_factory=list)
+    _known: set[Diagnostic] = field(default_factory=set, repr=False)
 
     def error(
         self, code: str, span: Optional[Span] = None, /, *, source: Optional[Source] = None, place: str = "",
@@ -98,7 +99,8 @@ class Diagnostics:
     warning = error
 
     def add(self, item: Diagnostic) -> None:
-        if item not in self.items:
+        if item not in self._known:
+            self._known.add(item)
             self.items.append(item)
 
     @property

@@ -14,6 +14,7 @@ from rlhf_dsl.ast import Span
 from rlhf_dsl.diagnostics import Diagnostics, Label
 
 MAX_BRACKETS = 60
+MAX_UNCLOSED = 10  # statements left out for a bracket or quote; then the rest of the file
 HEADS = ("rollout", "update", "plan", "eval", "run", "fn")
 
 _TOKEN = re.compile(
@@ -95,7 +96,8 @@ def scan(text: str, sink: Diagnostics) -> Scan:
     left_out: list[Span] = []
     scanner = _Scanner(text, sink)
     while scanner.unclosed is not None:  # a bracket or quote swallows the rest: leave its statement out and look again
-        left_out.append(scanner.unclosed)
+        rest = Span(scanner.unclosed.start, len(text))
+        left_out.append(scanner.unclosed if len(left_out) < MAX_UNCLOSED else rest)
         scanner = _Scanner(_blank(text, left_out), sink)
     lines = tuple(sorted([*scanner.lines, *(_as_line(text, span) for span in left_out)], key=lambda line: line.start))
     bad = {i for i, line in enumerate(lines) if line.start in scanner.bad or Span(line.start, line.end) in left_out}
@@ -198,8 +200,7 @@ class _Scanner:
         self.bad.add(line)
 
 
-def _tokens(text: str) -> Iterator[Tok]:
-    at = 0
+def _tokens(text: str, at: int = 0) -> Iterator[Tok]:
     while at < len(text):
         found = _TOKEN.match(text, at)
         kind, end = found.lastgroup, found.end()
@@ -210,6 +211,11 @@ def _tokens(text: str) -> Iterator[Tok]:
         kind = {"open": "open_bracket", "close": "close_bracket"}.get(kind, kind)
         yield Tok(kind, text[at:end], at)
         at = end
+
+
+def first_string(text: str, at: int) -> Span:
+    """The first string that starts at or after an offset, which must not stand inside another."""
+    return next(token.span for token in _tokens(text, at) if token.kind == "string")
 
 
 def _end_of_line(text: str, at: int) -> int:

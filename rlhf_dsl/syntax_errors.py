@@ -7,7 +7,9 @@ from typing import Callable, Iterable, Optional
 
 from lark.exceptions import UnexpectedInput
 
+from rlhf_dsl import ast
 from rlhf_dsl.ast import Span
+from rlhf_dsl.build import STATEMENTS as PLACES
 from rlhf_dsl.diagnostics import Diagnostics, closest, listing
 from rlhf_dsl.scan import HEADS, Line, Scan, Tok
 from rlhf_dsl.source import Source
@@ -53,24 +55,46 @@ PYTHON = {
     "True": "booleans are `true` and `false`",
     "False": "booleans are `true` and `false`",
 }
+_BOUND_ONCE = "a name is bound once; bind the result to a new name, or keep a `state` from one iteration to the next"
+_GLUED = {
+    **dict.fromkeys(("+=", "-=", "*=", "/=", "**="), _BOUND_ONCE), "//": "`/` never truncates",
+    "=>": "greater or equal is written `>=`", "=<": "less or equal is written `<=`", "===": "equality is `==`",
+    "<>": "not equal is written `!=`", ":=": "bind the name on a line of its own", "->": "functions have no result type",
+}
 _NAMES = {
     "NAME": "a name", "NUMBER": "a number", "STRING": "a string", "LONG_STRING": "a docstring", "_NL": "the end of the line",
     "OPEN": "`(`", "CLOSE": "`)`", "OPEN_SQUARE": "`[`", "LSQB": "`[`", "CLOSE_SQUARE": "`]`", "RSQB": "`]`", "LPAR": "`(`",
     "RPAR": "`)`", "COLON": "`:`", "COMMA": "`,`", "DOT": "`.`", "EQUALS": "`=`", "AT_MOST": "`<=`",
 }
-_OPERATORS = {"PLUS", "MINUS", "TIMES", "DIVIDE", "POWER", "AND", "OR", "__comparison", "LESSTHAN", "MORETHAN", "AT_MOST"}
+_OPERATORS = {
+    "PLUS", "MINUS", "TIMES", "DIVIDE", "POWER", "AND", "OR", "LESSTHAN", "MORETHAN", "AT_MOST", "DOT", "OPEN", "OPEN_SQUARE",
+    "NOT", "EQUALS",
+}
 _OPERANDS = {"NAME", "NUMBER", "STRING", "OPEN", "MINUS", "NOT"}
 
 
 @dataclass(frozen=True)
 class _Context:
-    """The line that the parser stopped in, and which of its tokens it could not take: `at` may be len(line.tokens)."""
+    """The line that the parser stopped in, and which of its tokens it could not take.
+
+    at: the token's index, len(line.tokens) for the end of the line
+    expected: names of the grammar's terminals
+    head: the head of the block that the line stands in
+    """
 
     line: Line
     at: int
     expected: frozenset[str]
-    in_block: bool
+    head: Optional[Line]
     sink: Diagnostics
+
+    @property
+    def in_block(self) -> bool:
+        return self.line.indent > 0
+
+    @property
+    def in_function(self) -> bool:
+        return self.head is not None and self.head.tokens[0].text == "fn"
 
     @property
     def token(self) -> Optional[Tok]:
@@ -122,18 +146,30 @@ def _locate(error: UnexpectedInput, scan: Scan, sink: Diagnostics) -> tuple[_Con
         index = max(i for i in visible if scan.lines[i].start <= offset)
         at = next(i for i, tok in enumerate(scan.lines[index].tokens) if tok.end > offset)
     line = scan.lines[index]
-    return _Context(line, at, expected, line.indent > 0, sink), index
+    head = next((other for other in reversed(scan.lines[:index]) if other.indent < line.indent), None)
+    return _Context(line, at, expected, head, sink), index
 
 
 # ---- rules: each reports what it recognises and says whether it did, the first one wins ---------
 
 def _python(c: _Context) -> bool:
-    """A word of Python, at the start of the line or where the parser stopped."""
-    word = c.first if c.at <= 1 and c.first in PYTHON and c.text(1 - c.at) not in ("=", ",") else c.text(0)
-    if word not in PYTHON or (word == "in" and c.first == "param"):
+    """A word of Python, where the parser stopped or just before."""
+    for token in (c.peek(0), c.peek(-1)):
+        if token is not None and token.text in PYTHON and (token.text, c.first) != ("in", "param"):
+            break
+    else:
         return False
-    token = c.line.tokens[0] if word == c.first and c.at <= 1 else c.token
-    c.sink.error("E0019", token.span, word=word, instead=PYTHON[word])
+    if (token.text, c.first) in (("if", "keep"), ("import", "from")) or token.text == "return" and c.in_function:
+        return False
+    c.sink.error("E0019", token.span, word=token.text, instead=PYTHON[token.text])
+    return True
+
+
+def _doubled_operator(c: _Context) -> bool:
+    """`a and and b`: the second `and` was taken for a name."""
+    if c.text(-1) not in ("and", "or"):
+        return False
+    c.sink.error("E0010", c.peek(-1).span, found=f"`{c.text(-1)}`", expected="an expression")
     return True
 
 
@@ -147,20 +183,14 @@ def _bad_number(c: _Context) -> bool:
 
 
 def _glued_operator(c: _Context) -> bool:
-    """`+=`, `//`, `=>`, `->`: two tokens here, one in another language."""
-    if not c.glued() or c.peek(-1).kind != "op" or c.token.kind != "op":
-        return False
-    word = c.text(-1) + c.text(0)
-    if word in ("+=", "-=", "*=", "/=", "**="):
-        instead = "a name is bound once; bind the sum to a new name, or keep a `state` from one iteration to the next"
+    """`+=`, `//`, `=>`: two tokens here, one in another language."""
+    for left, right in ((c.peek(-1), c.token), (c.token, c.peek(1))):
+        if left is not None and right is not None and left.end == right.start and left.text + right.text in _GLUED:
+            break
     else:
-        known = {"//": "`/` never truncates", "=>": "at least is written `>=`", "=<": "at most is written `<=`",
-                 ":=": "bind the name on a line of its own", "->": "write `fn NAME(x):` without a result type",
-                 "<>": "not equal is written `!=`", "===": "equality is `==`"}
-        if word not in known:
-            return False
-        instead = known[word]
-    c.sink.error("E0019", c.peek(-1).span.to(c.token.span), word=word, instead=instead)
+        return False
+    word = left.text + right.text
+    c.sink.error("E0019", left.span.to(right.span), word=word, instead=_GLUED[word])
     return True
 
 
@@ -172,21 +202,28 @@ def _starts_nothing(c: _Context) -> bool:
         return _misplaced(c)
     if c.token is None or c.token.kind not in ("word", "number"):
         return False
-    return _misplaced(c) if c.first in DECLARATIONS + SECTIONS else _unknown_word(c)
+    return _misplaced(c) if c.first in DECLARATIONS + SECTIONS + STATEMENTS else _unknown_word(c)
 
 
 def _misplaced(c: _Context) -> bool:
     word = c.first
     at_top = not c.in_block
     if at_top and word in STATEMENTS:
-        return _report_place(c, f"`{word}`", "outside of a section", f"write it into one of {listing([s + ':' for s in SECTIONS])}")
+        return _report_place(c, f"`{word}`", "outside of a section", f"it belongs in {_homes(word)}")
     if at_top and c.text(1 - c.at) in ("=", "[", ","):
         allowed = f"bind it in `rollout:`, or declare a constant: `param {word} = ...`"
         return _report_place(c, "a binding", "outside of a section", allowed)
     if not at_top and word in DECLARATIONS + SECTIONS:
         allowed = "declarations and sections begin at column 1"
         return _report_place(c, f"`{word}`", "inside a section or function", allowed)
-    return _unknown_word(c) if at_top else False
+    if c.in_function and word in STATEMENTS:
+        return _report_place(c, f"`{word}`", "inside a function", "a function has bindings and one `return`")
+    return _unknown_word(c) if at_top and c.at == 0 else False
+
+
+def _homes(word: str) -> str:
+    kind = {"metric": ast.Metric, "keep": ast.Keep, "train": ast.Train, "every": ast.Every}[word]
+    return listing([f"{name}:" for name, kinds in PLACES.items() if kind in kinds], "or")
 
 
 def _report_place(c: _Context, what: str, where: str, allowed: str) -> bool:
@@ -198,7 +235,8 @@ def _unknown_word(c: _Context) -> bool:
     words = STATEMENTS if c.in_block else DECLARATIONS + SECTIONS
     what = "statement" if c.in_block else "declaration or section"
     near = closest(c.first, words)
-    help = f"did you mean `{near}`?" if near else f"there is {listing(words)}"
+    known = listing(words, "or")
+    help = f"did you mean `{near}`?" if near else f"write `name = value` or one of {known}" if c.in_block else f"write one of {known}"
     c.sink.error("E0024", c.line.tokens[0].span, word=c.first, what=what, help=help)
     return True
 
@@ -243,12 +281,13 @@ def _body_on_head(c: _Context) -> bool:
 def _no_return(c: _Context) -> bool:
     if "RETURN" not in c.expected or c.token is not None:
         return False
-    c.sink.error("E0033", Span(c.line.start, c.line.end), name=c.first, help="end it with a line `return ...`")
+    head = c.head or c.line
+    c.sink.error("E0033", Span(head.start, head.end), name=head.tokens[1].text)
     return True
 
 
 def _equals(c: _Context) -> bool:
-    if c.text(0) != "=" or "EQUALS" in c.expected:
+    if c.text(0) != "=" or not {"PLUS", "COLON"} & c.expected:
         return False
     earlier = c.line.tokens[:c.at]
     attribute = len(earlier) == 3 and earlier[1].text == "."
@@ -284,7 +323,7 @@ def _open_square(c: _Context) -> Optional[tuple[int, bool]]:
 
 
 _RULES: tuple[Callable[[_Context], bool], ...] = (
-    _python, _bad_number, _glued_operator, _starts_nothing, _no_return, _missing_colon, _body_on_head, _equals, _indexed,
+    _python, _doubled_operator, _bad_number, _glued_operator, _starts_nothing, _no_return, _missing_colon, _body_on_head, _equals, _indexed,
     _expression_alone,
 )
 
@@ -312,7 +351,6 @@ def _describe(expected: Iterable[str]) -> str:
         left -= _OPERANDS | {"TRUE", "FALSE", "OPEN_SQUARE", "LSQB"}
     if {"PLUS", "TIMES"} <= left:
         words.append("an operator")
-        left -= _OPERATORS | {"MINUS", "DOT", "LESSTHAN", "MORETHAN", "NOT"}
-        left = {e for e in left if not e.startswith("__")}
+        left = {e for e in left - _OPERATORS if not e.startswith("__")}
     words += sorted(_NAMES.get(e, f"`{e.lower()}`") for e in left)
-    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words) or "nothing more"
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words) or "the end of the function"

@@ -15,7 +15,7 @@ from runtime.guarded import Guarded
 from runtime.kernels import ARITHMETIC, KERNELS
 from runtime.reducers import Reducer
 from runtime.reductions import REDUCTIONS
-from runtime.values import Dims, Frame, Value
+from runtime.values import Frame, Value
 
 Env = MutableMapping[Expr, Value]
 
@@ -33,9 +33,9 @@ class Evaluator:
 
     dtype: of the arithmetic, torch.float64 or float32
     keeps: index of a keep (from 1) -> its condition, a bool value over the frame
-    partial: the frame is a micro-batch of an update. A reduction of trained outputs over a root dim is then the local sum
-        (only `sum` may be asked for), and every other reduction over a root dim must be known in `env`, since it is a
-        statistic of the whole mini-batch.
+    partial: the frame is a micro-batch of an update. A reduction of trained outputs over a root dim is then the local
+        sum (only `sum` may be asked for), and every other reduction over a root dim must be known in `env`, since it
+        is a statistic of the whole mini-batch.
     """
 
     def __init__(self, frame: Frame, reducer: Reducer, dtype: torch.dtype = torch.float64,
@@ -43,7 +43,7 @@ class Evaluator:
         self.context = Context(frame, reducer, dtype, dict(keeps or {}), partial)
 
     def evaluate(self, expr: Expr, env: Env) -> Value:
-        """The value of `expr`. `env` holds the leaves; every value found on the way is added to it, so that it is found once.
+        """The value of `expr`. `env` holds the leaves; what is found on the way is added to it, so it is found once.
 
         Collective where a root dim is reduced: every shard evaluates the same expressions in the same order.
         """
@@ -54,7 +54,7 @@ class Evaluator:
         return env[expr]
 
     def check_finite(self, value: Value, keep: int = 0) -> Optional[NotFinite]:
-        """Where a number is NaN or infinite, the first such place among the rows that keeps 1..`keep` leave; else None."""
+        """The first place where a number is NaN or infinite, among the rows that keeps 1..`keep` leave; else None."""
         data = value.data
         if not isinstance(data, Tensor) or not data.is_floating_point():
             return None
@@ -97,7 +97,7 @@ class Evaluator:
             raise RuntimeError(f"`sum` over {over} would count rows once for each sample of theirs")
 
     def _guarded(self, order: list[Expr]) -> frozenset:
-        """Arithmetic under a mask: in a branch of `where`, or below a reduction in which not every element takes part."""
+        """Arithmetic under a mask: in a branch of `where`, or below a reduction of which not every element is part."""
         under: set[Expr] = set()
         for node in reversed(order):
             masked = () if not node.grad else self._masked_args(node, node in under)

@@ -1,4 +1,4 @@
-"""Model folders as transformers writes them: weights are read by slices, written whole, beside their place and then renamed."""
+"""Model folders as transformers writes them: weights are read by slices, and written beside, then renamed."""
 
 from __future__ import annotations
 
@@ -39,17 +39,9 @@ class HFFolder:
         self._open_files: dict[str, Any] = {}
         self._files = self._locate()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._files)
-
-    def shape_of(self, tensor: str) -> tuple[int, ...]:
-        """R0135 if the folder lacks it."""
-        return tuple(self._slice(tensor).get_shape())
-
     @torch.no_grad()
     def read_into(self, local_tensors: Mapping[str, Tensor], weights: WeightLayout, rank: int) -> None:
-        """Fills the tensors of `rank` in place, reading only its slices, converted to their dtype; padding becomes zero.
+        """Fills the tensors of `rank` in place, reading only its slices; converts to their dtype, zeros padding.
 
         A `score.weight` that the folder lacks is a new head, which starts at zero.
         Raises DiagnosticError: R0135 a tensor is missing, R0136 one has another shape than the config says.

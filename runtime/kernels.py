@@ -1,7 +1,7 @@
 """One table: a primitive's name to the function that computes it on packed values.
 
 A kernel is `kernel(context, expr, values) -> Tensor`, flat over `expr.type.dims`. Conventions:
-- arithmetic is in `context.dtype`, booleans count as 0 and 1; gradients are torch's, except where this page says otherwise
+- arithmetic is in `context.dtype`, booleans count as 0 and 1; gradients are torch's
 - ties of minimum and maximum share the gradient equally; clip passes at its bounds; abs and sqrt have gradient 0 at 0
   (that of sqrt is infinite there: 0 is the choice that keeps `std`-like formulas finite)
 """

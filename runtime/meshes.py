@@ -86,16 +86,17 @@ class LayoutGroups:
 class Mesh:
     """Process groups of all layouts of a job, one for each set of ranks, however many layouts use it.
 
-    Construction is collective: every rank passes the same layouts in the same order, also those without it. A group is
-    made by its members alone; as all go through one order, no two wait for each other.
+    Construction is collective: every rank passes the same layouts in the same order, also those without it, as all ranks
+    take part in making every group.
     """
 
     def __init__(self, job: Job, layouts: Iterable[ModelLayout]) -> None:
         self.job = job
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for ranks in _distinct(layouts):
+            group = dist.new_group(list(ranks))
             if job.rank in ranks:
-                self._groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+                self._groups[ranks] = group
 
     def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """The group of `ranks`. Raises KeyError if no layout needs it or this rank is not in it."""

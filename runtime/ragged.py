@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def grid_index(shape: tuple[int, ...], parts: list[Tensor]) -> Tensor:
-    """int64 [product of shape]: at coordinates (i, j, ..), row-major, parts[0][i] + parts[1][j] + ..; [0] for no dims."""
+    """int64 [product of shape]: at coordinates (i, j, ..), row-major, parts[0][i] + parts[1][j] + ..; [0] of none."""
     total = torch.zeros((1,) * len(shape), dtype=torch.int64)
     for axis, part in enumerate(parts):
         total = total + part.view([shape[axis] if a == axis else 1 for a in range(len(shape))])
@@ -102,8 +102,8 @@ def following(x: Tensor, remaining: Tensor, k: int = 1) -> Tensor:
 def discounted_sum(x: Tensor, d: Tensor, remaining: Tensor, longest: int) -> Tensor:
     """A_t = x_t + d_t A_{t+1} in each row, A = 0 after its end. d: like x, or [1].
 
-    Doubling (Hillis and Steele, CACM 1986): after step k each element covers the next 2^k tokens, so `longest` (tokens of
-    the longest row) needs log2 of it many steps of whole-tensor arithmetic.
+    Doubling (Hillis and Steele, CACM 1986): after step k each element covers the next 2^k tokens, so the longest row
+    (`longest` tokens) takes log2 of it many steps of whole-tensor arithmetic.
     """
     reach = 1
     while reach < longest:

@@ -74,7 +74,7 @@ def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None]) -> int:
     finished = run(plan, folder, world, models, executor, report)
     for runner in ops.values():
         runner.close()
-    (folder.path / f"bytes-{comm.rank}.json").write_text(json.dumps(models.bytes_moved()))
+    (folder.path / "state" / f"moved-{comm.rank}.json").write_text(json.dumps(models.bytes_moved()))
     comm.Barrier()
     report({"event": "done", "finished": finished, "text": "finished" if finished else "stopped as asked; the models are saved"})
     position.close()

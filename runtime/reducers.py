@@ -1,7 +1,7 @@
 """What crosses shards while equations are evaluated: tiny sums and extrema, and the gathers behind order statistics.
 
-A reducer joins the shards that hold the rows of one batch. All its methods are collective: every shard calls them, in the same
-order. No gradient flows through them.
+A reducer joins the shards that hold the rows of one batch. All its methods are collective: every shard calls them, in the
+same order. No gradient flows through them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _LOCAL = {
     "max": lambda parts: parts.amax(0),
 }
 
+_DISTRIBUTED = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
 
 class Reducer(Protocol):
     """rank: this shard's place in the order of shards; size: how many there are."""
@@ -28,7 +30,7 @@ class Reducer(Protocol):
     size: int
 
     def all_reduce(self, tensor: Tensor, op: str) -> Tensor:
-        """A new tensor, elementwise "sum", "min" or "max" over the shards; same shape on each. Sums of f32 are taken in f64."""
+        """Elementwise "sum", "min" or "max" over the shards; same shape on each. Sums of f32 are taken in f64."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """[size, *shape], in shard order; same shape on each."""
@@ -134,7 +136,7 @@ class DistReducer:
 
     def all_reduce(self, tensor: Tensor, op: str) -> Tensor:
         wide = _wide(tensor, op).detach().to(self.device, copy=True)
-        dist.all_reduce(wide, {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}[op], self.group)
+        dist.all_reduce(wide, _DISTRIBUTED[op], self.group)
         return wide.to(tensor.device, tensor.dtype)
 
     def all_gather(self, tensor: Tensor) -> Tensor:

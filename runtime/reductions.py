@@ -1,7 +1,7 @@
 """Reductions over named dims: of real, own tokens and kept rows alone, over all shards if a root dim is reduced.
 
-A shard reduces its own elements; what it finds is joined through the reducer. Denominators are counts of elements that take
-part, so no result depends on how rows are spread. Of nothing, every reduction but `all` is 0 (false).
+A shard reduces its own elements; what it finds is joined through the reducer. Denominators are counts of elements that
+take part, so no result depends on how rows are spread. Of nothing, every reduction but `all` is 0 (false).
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Segments:
         if where is not None:
             chosen = context.truths(where, dims)
             part = chosen.expand(frame.numel(dims)) if part is None else part & chosen
+        seg = frame.index(rest, dims) if rest else None
         crosses = bool(frame.roots(over)) and not context.partial and context.reducer.size > 1
-        return Segments(context, dims, rest, frame.index(rest, dims) if rest else None, frame.numel(rest), part, crosses)
+        return Segments(context, dims, rest, seg, frame.numel(rest), part, crosses)
 
     def numbers(self, value: Value) -> Tensor:
         return self.context.full(value, self.dims)
@@ -73,8 +74,8 @@ class Segments:
         frame, dtype = self.context.frame, self.context.dtype
         if self.part is not None:
             return self.local_sum(self.part.to(dtype))
-        size = frame.numel(self.dims)
-        return frame.memo(("counts", self.rest, self.dims, dtype), lambda: self.local_sum(torch.ones(size, dtype=dtype)))
+        ones = torch.ones(1, dtype=dtype).expand(frame.numel(self.dims))
+        return frame.memo(("counts", self.rest, self.dims, dtype), lambda: self.local_sum(ones))
 
     def counts(self) -> Tensor:
         counts = self.local_counts()
@@ -111,7 +112,7 @@ def _std(segments: Segments, expr: Expr, value: Value) -> Tensor:
 
 
 def _local_mean(segments: Segments, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts and means of the elements here, taken around the least value, so that equal values have exactly their value."""
+    """Counts and means of the elements here, around the least value: the mean of equal values is exactly their value."""
     least = segment_extreme(segments.masked(x.detach(), float("inf")), segments.seg, segments.n, "amin")
     least = least.nan_to_num(0, 0, 0)
     counts = segments.local_counts()
@@ -122,8 +123,8 @@ def _local_mean(segments: Segments, x: Tensor) -> tuple[Tensor, Tensor]:
 def _joined_moments(segments: Segments, counts: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Counts, means and sums of squared deviations over all shards from those of each, in 64 bit.
 
-    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, around the
-    least of the shards' means: equal values stay exact.
+    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, around
+    the least of the shards' means: equal values stay exact.
     """
     if not segments.crosses:
         return counts, mean, squares

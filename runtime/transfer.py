@@ -5,6 +5,7 @@ Every rank of the group knows the whole plan, so sizes are never sent: each step
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Iterable, Iterator, Mapping, Optional, Sequence
@@ -143,15 +144,17 @@ def _parts(move: Move, limit: int) -> Iterator[Move]:
 
 
 def _step(bucket: list[Move], rank: int, peers: Sequence[int], source: Regions, target: Regions) -> _Step:
-    outgoing, incoming = defaultdict(list), defaultdict(list)
+    outgoing: dict[int, list] = {peer: [] for peer in peers}
+    incoming: dict[int, list] = {peer: [] for peer in peers}
     for move in bucket:
         if move.src_rank == rank:
             outgoing[move.dst_rank].append((source.find(move.tensor, move.start, move.stop), move.elements))
         if move.dst_rank == rank:
             incoming[move.src_rank].append((target.find(move.tensor, move.start, move.stop), move.elements))
     return _Step(
-        tuple(part for peer in peers for part in outgoing[peer]), tuple(part for peer in peers for part in incoming[peer]),
-        [sum(n for _, n in outgoing[peer]) for peer in peers], [sum(n for _, n in incoming[peer]) for peer in peers],
+        tuple(itertools.chain(*outgoing.values())), tuple(itertools.chain(*incoming.values())),
+        [sum(n for _, n in parts) for parts in outgoing.values()],
+        [sum(n for _, n in parts) for parts in incoming.values()],
     )
 
 

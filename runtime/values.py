@@ -1,7 +1,7 @@
 """Values with named dims over the rows that live here, packed: no padding, no masks.
 
-A `Frame` says which rows those are and how long they are; a `Value` is flat data over named dims. Both are immutable. Index
-maps between dims are made once a frame and kept in it, since every equation over the frame needs the same few.
+A `Frame` says which rows those are and how long they are; a `Value` is flat data over named dims. Both are immutable.
+Index maps between dims are made once a frame and kept in it, since every equation over it needs the same few.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Frame:
         """Coordinates of one local element, for messages; of a root dim its global row."""
         found, rest = {}, position
         if self.is_ragged(dims):
-            row = int(self.index(dims[:-1], dims)[position]) if len(dims) > 1 else 0
+            row = int(self.index(dims[:-1], dims)[position])
             found[dims[-1]] = int(self.row_lengths(dims)[row] - 1 - self.remaining(dims)[position])
             dims, rest = dims[:-1], row
         for dim in reversed(dims):
@@ -151,7 +151,7 @@ class Frame:
 
         dims:   a root dim and group dims, e.g. ("b", "g")
         chosen: int64 [m], flat positions row-major over `dims`
-        A value over [b] or [b, t] is repeated for each sample of its row; one over [g] without b has no place (ValueError).
+        A value over [b] or [b, t] is repeated for each sample of its row; one over [g] alone has no place (ValueError).
         Sums over trained outputs are right only if those have all of `dims` (each element then stands in one unit), and
         nothing may reduce over a group dim alone; group statistics come in as values. The compiler guarantees both.
         """

@@ -6,7 +6,7 @@ import torch
 
 from rlhf_dsl.typed import Expr, Interner, Type
 from runtime.evaluator import Evaluator
-from runtime.reducers import Reducer, SoloReducer, ThreadReducer
+from runtime.reducers import SoloReducer, ThreadReducer
 from runtime.values import Frame, Value, from_lists, to_lists
 
 BOOLEAN = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "any", "all")
@@ -59,11 +59,11 @@ def frame(b=None, g=None, t=None, lead=None, start=0, total=None) -> Frame:
     return Frame(rows, sizes, lengths, {} if t is None else {"t": lead}, {"b": total or b} if b is not None else {})
 
 
-def run(expr: Expr, on: Frame, feeds: dict[Expr, object], keeps=None, dtype=torch.float64, reducer: Reducer = SoloReducer()):
+def run(expr: Expr, on: Frame, feeds: dict[Expr, object], keeps=None, dtype=torch.float64):
     """Evaluates with leaves and keeps given as nested lists; the answer as nested lists."""
     env = {leaf: from_lists(lists, leaf.type.dims, on, leaf.type.elem, dtype) for leaf, lists in feeds.items()}
     masks = {i: from_lists(lists, dims, on, "bool") for i, (dims, lists) in (keeps or {}).items()}
-    return to_lists(Evaluator(on, reducer, dtype, masks).evaluate(expr, env), on)
+    return to_lists(Evaluator(on, SoloReducer(), dtype, masks).evaluate(expr, env), on)
 
 
 def gradient(expr: Expr, on: Frame, leaf: Expr, at, feeds=None, keeps=None, dtype=torch.float64):
@@ -77,7 +77,8 @@ def gradient(expr: Expr, on: Frame, leaf: Expr, at, feeds=None, keeps=None, dtyp
     return to_lists(Value(x.dims, x.data.grad), on)
 
 
-def sharded(expr: Expr, whole: Frame, env: dict[Expr, Value], keeps: dict[int, Value], parts: list[list[int]]) -> list:
+def sharded(expr: Expr, whole: Frame, env: dict[Expr, Value], keeps: dict[int, Value], parts: list[list[int]],
+            dtype=torch.float64) -> list:
     """Evaluates over shards that hold the given rows of root b; each shard's (frame, value)."""
     selections = [whole.select("b", torch.tensor(rows, dtype=torch.int64)) for rows in parts]
 
@@ -85,6 +86,6 @@ def sharded(expr: Expr, whole: Frame, env: dict[Expr, Value], keeps: dict[int, V
         selection = selections[reducer.rank]
         local = {leaf: selection.value(value) for leaf, value in env.items()}
         masks = {i: selection.value(value) for i, value in keeps.items()}
-        return selection.frame, Evaluator(selection.frame, reducer, torch.float64, masks).evaluate(expr, local)
+        return selection.frame, Evaluator(selection.frame, reducer, dtype, masks).evaluate(expr, local)
 
     return ThreadReducer.run(len(parts), shard)

@@ -15,8 +15,9 @@ from rlhf_dsl.diagnostics import DiagnosticError
 from runtime.hf_folder import HFFolder, config_for_role, read_config, write_folder
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 24, "vocab_size": 33, "max_position_embeddings": 64, "tie_word_embeddings": False,
+    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": 33, "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
 }
 SHAPE = shape_from_config(CONFIG)
 ALONE = ModelLayout((0,))
@@ -41,14 +42,15 @@ def _fault(folder, role: str = "policy"):
     return caught.value.diagnostics[0]
 
 
-@pytest.mark.parametrize("shard_bytes, files", [(1 << 30, 1), (4000, 7)])
+@pytest.mark.parametrize("shard_bytes, files", [(1 << 30, 1), (4000, 6)])
 def test_weights_come_back_from_one_file_and_from_shards(tmp_path, shard_bytes, files):
     weights = _weights()
     write_folder(tmp_path / "m", CONFIG, weights, shard_bytes=shard_bytes)
     assert len(list((tmp_path / "m").glob("*.safetensors"))) == files
     found = _read(tmp_path / "m", "policy")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
-    assert torch.equal(_read(tmp_path / "m", "policy", torch.bfloat16)["lm_head.weight"], weights["lm_head.weight"].bfloat16())
+    rounded = _read(tmp_path / "m", "policy", torch.bfloat16)
+    assert torch.equal(rounded["lm_head.weight"], weights["lm_head.weight"].bfloat16())
 
 
 @pytest.mark.parametrize("role, head", [("policy", "lm_head"), ("scorer", "score")])
@@ -108,7 +110,7 @@ def test_faults_of_an_index(tmp_path):
     folder = tmp_path / "m"
     write_folder(folder, CONFIG, _weights(), shard_bytes=4000)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    first, last = sorted(folder.glob("*.safetensors"))[:: 6]
+    first, last = sorted(folder.glob("*.safetensors"))[::5]
     index["weight_map"]["model.embed_tokens.weight"] = last.name
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert _fault(folder).code == "R0135"

@@ -9,7 +9,7 @@ from runtime.evaluator import Evaluator
 from runtime.kernels import KERNELS
 from runtime.reducers import SoloReducer
 from runtime.sequences import Sequences
-from runtime.values import Frame, Value, concat, from_lists, to_lists
+from runtime.values import Frame, Value, from_lists, to_lists
 from rlhf_dsl.builtins import PRIMITIVES
 from tests.equations import Graph, frame, gradient, run
 
@@ -29,9 +29,11 @@ def test_broadcast_is_by_name():
     x, w, s = g.leaf("x", ("b", "g", "t")), g.leaf("w", ("b", "g")), g.leaf("s", ("g",))
     on = frame(b=2, g=2, t=[[1, 2], [3, 1]])
     xs = [[[1.0], [2.0, 3.0]], [[4.0, 5.0, 6.0], [7.0]]]
-    assert run(g.mul(x, w), on, {x: xs, w: [[1, 10], [100, 1000]]}) == [[[1.0], [20.0, 30.0]], [[400.0, 500.0, 600.0], [7000.0]]]
+    product = run(g.mul(x, w), on, {x: xs, w: [[1, 10], [100, 1000]]})
+    assert product == [[[1.0], [20.0, 30.0]], [[400.0, 500.0, 600.0], [7000.0]]]
     assert run(g.add(s, w), on, {s: [1.0, 2.0], w: [[10, 20], [30, 40]]}) == [[11.0, 22.0], [31.0, 42.0]]
-    assert run(g.add(x, s), on, {x: xs, s: [100.0, 200.0]}) == [[[101.0], [202.0, 203.0]], [[104.0, 105.0, 106.0], [207.0]]]
+    total = run(g.add(x, s), on, {x: xs, s: [100.0, 200.0]})
+    assert total == [[[101.0], [202.0, 203.0]], [[104.0, 105.0, 106.0], [207.0]]]
 
 
 def test_a_response_of_the_row_broadcasts_over_its_group():
@@ -39,7 +41,8 @@ def test_a_response_of_the_row_broadcasts_over_its_group():
     on = Frame({"b": torch.arange(2)}, {"g": 2}, {"t": torch.tensor([2, 1])}, {"t": ("b",)}, {"b": 2})
     x, w = g.leaf("x", ("b", "t")), g.leaf("w", ("b", "g", "t"))
     ones = [[[1.0, 1.0], [2.0, 2.0]], [[3.0], [4.0]]]
-    assert run(g.mul(x, w), on, {x: [[1.0, 10.0], [100.0]], w: ones}) == [[[1.0, 10.0], [2.0, 20.0]], [[300.0], [400.0]]]
+    product = run(g.mul(x, w), on, {x: [[1.0, 10.0], [100.0]], w: ones})
+    assert product == [[[1.0, 10.0], [2.0, 20.0]], [[300.0], [400.0]]]
 
 
 def test_booleans_count_as_numbers_and_division_is_real():
@@ -201,7 +204,8 @@ def test_ties_of_extremes_share_equally():
     assert run(objective, on, {x: at}) == -13.0
     assert gradient(objective, on, x, at) == [[1.5, 0.0], [2.0, 1.0]]
     three = g.sum(g.maximum(x, g.neg(x), g.mul(x, 1.0)), over=("b", "t"))
-    assert gradient(three, on, x, [[0.0, 1.0], [0.0, 2.0]]) == pytest.approx([[1 / 3, 1.0], [1 / 3, 1.0]])
+    for row in gradient(three, on, x, [[0.0, 1.0], [0.0, 2.0]]):
+        assert row == pytest.approx([1 / 3, 1.0])
     for dims in (("b", "t"), ("t",)):
         top = g.max(x, over=dims)
         total = top if len(dims) == 2 else g.sum(top, over=("b",))
@@ -219,7 +223,7 @@ def test_gradients_at_kinks_are_zero():
     assert gradient(g.sum(g.mul(x, g.stop(x)), over=("b",)), on, x, [1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("inner", ["log", "sqrt", "div", "pow", "chain", "exp"])
+@pytest.mark.parametrize("inner", ["log", "sqrt", "div", "pow", "chain"])
 def test_where_ignores_the_branch_not_taken(inner):
     g = Graph()
     on = frame(b=3)
@@ -227,19 +231,16 @@ def test_where_ignores_the_branch_not_taken(inner):
     branch = {
         "log": lambda: g.log(x), "sqrt": lambda: g.sqrt(g.mul(x, x)), "div": lambda: g.div(1.0, x),
         "pow": lambda: g.pow(x, -2.0), "chain": lambda: g.mul(g.exp(g.div(1.0, g.mul(x, x))), g.log(x)),
-        "exp": lambda: g.mul(g.exp(g.mul(x, 1e6)), g.log(x)),
     }[inner]()
     safe = g.sum(g.where(g.ne(x, 0.0), branch, x), over=("b",))
-    at = [0.0, 0.25, 1e-4]
+    at, step = [0.0, 0.25, 0.5], 1e-6
+
+    def value(h):
+        return run(safe, on, {x: [at[0], at[1] + h, at[2]]})
+
     found = gradient(safe, on, x, at)
-    step = 1e-9
-
-    def value(i, h):
-        return run(safe, on, {x: [v + (h if j == i else 0) for j, v in enumerate(at)]})
-
     assert found[0] == 1.0
-    if inner != "exp":
-        assert found[1] == pytest.approx((value(1, step) - value(1, -step)) / (2 * step), rel=1e-3)
+    assert found[1] == pytest.approx((value(step) - value(-step)) / (2 * step), rel=1e-6)
 
 
 def test_masked_elements_need_not_be_finite():
@@ -287,7 +288,8 @@ def test_whiten():
     g = Graph()
     x = g.leaf("x", ("b", "t"))
     found = run(whiten(g, x), ROWS, {x: [[1.0, 2.0, 4.0], [-1.0]]})
-    assert found[0] == pytest.approx([-0.240192231, 0.240192231, 1.200961154]) and found[1] == pytest.approx([-1.200961154])
+    assert found[0] == pytest.approx([-0.240192231, 0.240192231, 1.200961154])
+    assert found[1] == pytest.approx([-1.200961154])
     assert run(whiten(g, x), frame(b=1, t=[1]), {x: [[-1.5]]}) == [[-1.5]]
     assert run(whiten(g, x), ROWS, {x: [[0.3, 0.3, 0.3], [0.3]]}, dtype=torch.float32) == [[0.0, 0.0, 0.0], [0.0]]
 
@@ -384,45 +386,3 @@ def test_not_finite_is_placed():
     found = evaluator.check_finite(value, keep=1)
     assert found.place == {"b": 12, "g": 1, "t": 0} and found.number == math.inf
     assert evaluator.check_finite(Value(("b",), torch.ones(3))) is None
-
-
-# ---- values ------------------------------------------------------------------------------------------
-
-def test_selections_of_rows_and_of_samples():
-    on = frame(b=3, g=2, t=[[1, 2], [2, 1], [1, 1]])
-    x = from_lists([[[1.0], [2.0, 3.0]], [[4.0, 5.0], [6.0]], [[7.0], [8.0]]], ("b", "g", "t"), on)
-    w = from_lists([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], ("b", "g"), on)
-    a = from_lists(["p", "q", "r"], ("b",), on, "text")
-    rows = on.select("b", torch.tensor([2, 0]))
-    assert to_lists(rows.value(x), rows.frame) == [[[7.0], [8.0]], [[1.0], [2.0, 3.0]]]
-    assert to_lists(rows.value(a), rows.frame) == ["r", "p"] and rows.frame.rows["b"].tolist() == [2, 0]
-    units = on.select_units(("b", "g"), torch.tensor([1, 2, 3]))
-    assert to_lists(units.value(x), units.frame) == [[[2.0, 3.0]], [[4.0, 5.0]], [[6.0]]]
-    assert to_lists(units.value(w), units.frame) == [[2.0], [3.0], [4.0]]
-    assert to_lists(units.value(a), units.frame) == ["p", "q", "q"]
-    with pytest.raises(ValueError, match="without b"):
-        units.value(Value(("g",), torch.ones(2)))
-    sequences = Sequences(torch.arange(14), torch.ones(6, dtype=torch.int64), on.lengths["t"])
-    chosen = units.value(Value(("b", "g", "t"), sequences)).data
-    assert chosen.tokens.tolist() == [2, 3, 4, 5, 6, 7, 8, 9] and chosen.response_lengths.tolist() == [2, 2, 1]
-
-
-def test_concat_restores_the_whole_whatever_the_order_of_dims():
-    for dims, shape in ((("b", "g"), [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), (("g", "b"), [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]])):
-        on = Frame({"b": torch.arange(3)}, {"g": 2}, {"t": torch.tensor([1, 2, 2, 1, 3, 1])}, {"t": dims}, {"b": 3})
-        values = [from_lists(shape, dims, on), Value((*dims, "t"), torch.arange(10.0))]
-        parts = [on.select("b", torch.tensor(rows, dtype=torch.int64)) for rows in ([0], [], [1, 2])]
-        frames = [p.frame for p in parts]
-        joined = Frame.concat(frames, "b")
-        assert joined.rows["b"].tolist() == [0, 1, 2] and joined.lengths["t"].tolist() == on.lengths["t"].tolist()
-        for value in values:
-            assert concat([p.value(value) for p in parts], frames, "b").data.tolist() == value.data.tolist()
-
-
-@pytest.mark.parametrize("lists, place", [
-    ([[1.0, 2.0]], "value: expected 2 entries"), ([[1.0], [2.0]], r"\[0\]: expected 3"), ([[1.0, 2.0, 3.0], 4.0], r"\[1\]: expected a list"),
-    ([[1.0, "x", 3.0], [1.0]], r"\[0\]\[1\]: expected f32"),
-])
-def test_lists_that_do_not_fit_are_placed(lists, place):
-    with pytest.raises(ValueError, match=place):
-        from_lists(lists, ("b", "t"), ROWS)

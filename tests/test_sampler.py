@@ -77,7 +77,7 @@ def by_hand(model, prompt, row, sample, options, seed=0, name="y", iteration=0):
             logits = model(torch.tensor([ids])).logits[0, -1].double().numpy()
         plain = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
         if len(out) < options.min_tokens:
-            logits[list(options.end_ids)] = -np.inf
+            logits[list(options.stop_ids)] = -np.inf
         if options.temperature == 0:
             token = int(logits.argmax())
             out.append((token, plain[token]))
@@ -96,17 +96,17 @@ def by_hand(model, prompt, row, sample, options, seed=0, name="y", iteration=0):
                     break
             out.append((token, np.log(p[token] / total)))
         ids.append(token)
-        if token in options.end_ids:
+        if token in options.stop_ids:
             return [t for t, _ in out], [x for _, x in out], False
     return [t for t, _ in out], [x for _, x in out], True
 
 
 OPTIONS = {
-    "plain": SamplingOptions(max_tokens=9, end_ids=(2,)),
-    "hot": SamplingOptions(max_tokens=5, temperature=1.7, end_ids=(2, 5, 7, 30), min_tokens=2),
-    "filtered": SamplingOptions(max_tokens=6, temperature=0.8, top_k=9, top_p=0.7, end_ids=(2, 3)),
-    "greedy": SamplingOptions(max_tokens=9, temperature=0, end_ids=(2, 17), min_tokens=1),
-    "context": SamplingOptions(max_tokens=60, end_ids=()),
+    "plain": SamplingOptions(max_tokens=9, stop_ids=(2,)),
+    "hot": SamplingOptions(max_tokens=5, temperature=1.7, stop_ids=(2, 5, 7, 30), min_tokens=2),
+    "filtered": SamplingOptions(max_tokens=6, temperature=0.8, top_k=9, top_p=0.7, stop_ids=(2, 3)),
+    "greedy": SamplingOptions(max_tokens=9, temperature=0, stop_ids=(2, 17), min_tokens=1),
+    "context": SamplingOptions(max_tokens=60, stop_ids=()),
 }
 
 
@@ -120,9 +120,9 @@ def test_equals_the_definition(name, case):
     assert len(made) == len(PROMPTS) * samples and made.own is None
     ended = set()
     for i, (prompt, response, logprobs) in enumerate(rows_of(made)):
-        row = int(ROWS[i // samples])
-        want, want_logp, truncated = by_hand(model, PROMPTS[i // samples].tolist(), row, i % samples, options, 11, "y", 4)
-        assert prompt == PROMPTS[i // samples].tolist() and response == want
+        given, row = PROMPTS[i // samples].tolist(), int(ROWS[i // samples])
+        want, want_logp, truncated = by_hand(model, given, row, i % samples, options, 11, "y", 4)
+        assert prompt == given and response == want
         assert np.allclose(logprobs, want_logp, atol=1e-4), np.abs(np.subtract(logprobs, want_logp)).max()
         assert bool(made.truncated[i]) == truncated
         ended.add(truncated)
@@ -131,7 +131,7 @@ def test_equals_the_definition(name, case):
 
 def test_greedy_equals_hugging_face_generate(llama):
     model, engine = llama
-    made = engine.generate(PROMPTS, 1, ROWS, "y", 0, 0, SamplingOptions(max_tokens=12, temperature=0, end_ids=(2,)))
+    made = engine.generate(PROMPTS, 1, ROWS, "y", 0, 0, SamplingOptions(max_tokens=12, temperature=0, stop_ids=(2,)))
     for prompt, response, _ in rows_of(made):
         ids = torch.tensor([prompt])
         theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
@@ -140,7 +140,7 @@ def test_greedy_equals_hugging_face_generate(llama):
 
 def test_batch_and_order_do_not_matter(llama):
     _, engine = llama
-    options = SamplingOptions(max_tokens=10, end_ids=(2, 11, 12, 13))
+    options = SamplingOptions(max_tokens=10, stop_ids=(2, 11, 12, 13))
     whole = engine.generate(PROMPTS, 4, ROWS, "y", 0, 5, options)
     assert len(set(whole.response_lengths.tolist())) > 3  # rows leave at different times
     row = engine._model.row_bytes(16) + 4 * 61
@@ -155,6 +155,8 @@ def test_batch_and_order_do_not_matter(llama):
     assert torch.equal(turned.select(back).tokens, whole.tokens)
     alone = engine.generate(PROMPTS[2:3], 2, ROWS[2:3], "y", 0, 5, options)
     assert torch.equal(alone.tokens, whole.select(torch.tensor([8, 9])).tokens)
+    rest = engine.generate([PROMPTS[2], PROMPTS[0]], 2, ROWS[[2, 0]], "y", 0, 5, options, first_sample=np.array([2, 1]))
+    assert torch.equal(rest.tokens, whole.select(torch.tensor([10, 11, 1, 2])).tokens)
 
 
 def test_names_of_the_draws_count(llama):
@@ -171,11 +173,11 @@ def test_names_of_the_draws_count(llama):
 
 def test_stop_text(llama):
     _, engine = llama
-    options = SamplingOptions(max_tokens=10, end_ids=(2,))
+    options = SamplingOptions(max_tokens=10, stop_ids=(2,))
     free = list(rows_of(engine.generate(PROMPTS, 2, ROWS, "y", 0, 0, options)))
     spell = lambda ids: "".join(chr(97 + i % 5) for i in ids)
     for minimum in (0, 4):
-        options = SamplingOptions(max_tokens=10, end_ids=(), stop=("ab", "ce"), min_tokens=minimum)
+        options = SamplingOptions(max_tokens=10, stop_ids=(), stop_strings=("ab", "ce"), min_tokens=minimum)
         made = engine.generate(PROMPTS, 2, ROWS, "y", 0, 0, options, decode=spell)
         for (_, response, _), (_, longer, _), truncated in zip(rows_of(made), free, made.truncated.tolist()):
             text = spell(response)
@@ -189,7 +191,7 @@ def test_stop_text(llama):
 def test_progress_and_no_rows(llama):
     _, engine = llama
     seen = []
-    engine.generate(PROMPTS, 2, ROWS, "y", 0, 0, OPTIONS["hot"], progress=lambda done, total: seen.append((done, total)))
+    engine.generate(PROMPTS, 2, ROWS, "y", 0, 0, OPTIONS["hot"], progress=lambda *counts: seen.append(counts))
     assert [t for _, t in seen] == [10] * len(seen) and sorted(seen) == seen
     none = engine.generate([], 4, np.zeros(0), "y", 0, 0, OPTIONS["plain"])
     assert len(none) == 0 and none.tokens.dtype == torch.int64 and none.logprobs.numel() == 0
@@ -236,7 +238,7 @@ def test_choosing_in_chunks_is_choosing(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits, u = torch.randn(50, 17, generator=generator), torch.rand(50, generator=generator, dtype=torch.float64)
     may_end = torch.arange(50) % 2 == 0
-    options = SamplingOptions(max_tokens=1, top_p=0.9, end_ids=(3, 99))
+    options = SamplingOptions(max_tokens=1, top_p=0.9, stop_ids=(3, 99))
     tokens, logp = choose(logits, u, options, may_end)
     monkeypatch.setattr("runtime.engines.sampling._CHUNK", 17 * 8)
     again = choose(logits, u, options, may_end)

@@ -72,14 +72,14 @@ class _Mover:
         raw = {n: f"{n}@{layout}" for n in results}
         outputs = tuple(raw.get(n, n) for n in op.outputs)
         for name, made in zip(op.outputs, outputs):
-            self.values[made] = dataclasses.replace(self.graph.values[name], name=made, layout=layout)
+            self.values[made] = dataclasses.replace(self.graph.values[name], name=made, layout=layout, base=name)
         yield op.replace(inputs=tuple(there.get(n, n) for n in op.inputs), outputs=outputs)
         if results:
             yield self._transfer([raw[n] for n in results], results, layout, HOME, op)
 
     def _moved(self, name: str, layout: str, phase: str) -> str:
-        stem = name if phase == names.ROLLOUT else f"{phase}:{name}"
-        return f"{stem}@{layout}*"
+        """The name of a copy; rows of a mini-batch are others than those of the iteration."""
+        return f"{name}@{layout}" + ("" if phase == names.ROLLOUT else f" in {phase}")
 
     def _note(self, outputs: Iterable[str], layout: str) -> None:
         self.values.update({n: dataclasses.replace(self.graph.values[n], layout=layout) for n in outputs})
@@ -87,7 +87,8 @@ class _Mover:
     def _transfer(self, inputs: list[str], outputs: list[str], src: str, dst: str, op: Op) -> Op:
         moved = inputs if src == HOME else outputs
         for name, made in zip(moved, outputs):
-            self.values[made] = dataclasses.replace(self.graph.values[name], name=made, layout=dst)
+            base = name if made != name else ""
+            self.values[made] = dataclasses.replace(self.graph.values[name], name=made, layout=dst, base=base)
         label = f"{', '.join(moved)} to {dst}"
         return make_op(label, "transfer", inputs, outputs, model=op.model, phase=op.phase, span=op.span, src=src, dst=dst,
                        moved=tuple(moved))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Iterable, Iterator
 
 from compiler import names
-from compiler.exprs import brief, is_root_reduction, walk
+from compiler.exprs import is_root_reduction, walk
 from compiler.ir import FlowGraph, Op, Value, make_op
 from compiler.separate import Separated, Separator
 from rlhf_dsl.typed import Dim, Expr, Interner
@@ -27,7 +27,8 @@ class SplitReductions:
         return graph
 
     def _update(self, graph: FlowGraph, phase: str) -> FlowGraph:
-        known = frozenset(v.expr for n, v in graph.values.items() if v.expr and _exists_before(graph, n, phase))
+        known = {v.expr: n for n, v in reversed(graph.values.items()) if v.expr and _exists_before(graph, n, phase)}
+        known = dict(reversed(known.items()))
         trains = [op for op in graph.phase(phase) if op.kind == "train"]
         interner = Interner()
         parts = {
@@ -45,7 +46,7 @@ def _exists_before(graph: FlowGraph, value: str, phase: str) -> bool:
 class _Loop:
     """Rebuilds the operations of one update in the order of a mini-batch."""
 
-    def __init__(self, graph: FlowGraph, phase: str, known: frozenset[Expr], parts: dict[str, Separated],
+    def __init__(self, graph: FlowGraph, phase: str, known: dict[Expr, str], parts: dict[str, Separated],
                  roots: frozenset[str]) -> None:
         self.graph, self.phase, self.known, self.parts, self.roots = graph, phase, known, parts, roots
         self.prefix = names.prefix("update", names.phase_index(phase))
@@ -99,27 +100,26 @@ class _Loop:
             yield self._statistics(tuple(statistics))
         for expr in dict.fromkeys(e for part in self.parts.values() for e in part.constants):
             if expr not in self.value_of and self._phase_of(expr) == phase:
-                yield self._made("equation", (expr,), phase, expr=expr)
+                yield self._made("equation", (expr,), phase).with_attrs(expr=expr)
 
     def _statistics(self, exprs: tuple[Expr, ...]) -> Op:
-        op = self._made("statistics", exprs, self.phase, exprs=exprs)
-        return op.replace(name=f"{self.prefix}statistics")
+        return self._made("statistics", exprs, self.phase).replace(name=f"{self.prefix}statistics")
 
     def _phase_of(self, expr: Expr) -> str:
         varies = any(e not in self.known and (is_root_reduction(e, self.roots) or e in self.early)
                      for e in walk(expr, stop=self.known.__contains__))
         return self.phase if varies else names.before(names.phase_index(self.phase))
 
-    def _made(self, kind: str, exprs: tuple[Expr, ...], phase: str, **attrs) -> Op:
+    def _made(self, kind: str, exprs: tuple[Expr, ...], phase: str) -> Op:
         inputs = self._inputs(arg for e in exprs for arg in e.args)
         outputs = [self._name(e) for e in exprs]
         for name, expr in zip(outputs, exprs):
             self.value_of[expr] = name
             self.values[name] = Value(name, expr.type, expr)
-        return make_op(outputs[0], kind, inputs, outputs, phase=phase, span=exprs[0].span, **attrs)
+        return make_op(outputs[0], kind, inputs, outputs, phase=phase, span=exprs[0].span)
 
     def _name(self, expr: Expr) -> str:
-        text = brief(expr)
+        text = names.default_name(expr, self.value_of)
         stem = self.prefix + (text if len(text) <= LONGEST_NAME else f"{expr.op}(...)")
         name, count = stem, 1
         while name in self.values:

@@ -28,7 +28,7 @@ def model_of(cx: Context, callee: ast.Attribute) -> Optional[Model]:
     operations = ROLES[model.role]
     if callee.attr not in operations:
         other = next((role for role, table in ROLES.items() if callee.attr in table), None)
-        alternatives = f"a {model.role} can {listing(operations)}" + (f"; `{callee.attr}` needs a {other}" if other else "")
+        alternatives = f"a {model.role} can {listing(operations)}; `{callee.attr}` needs a {other}"
         help = alternatives if other else did_you_mean(callee.attr, operations)
         cx.error("E0302", callee.attr_span, [Label(model.span, f"`{model.name}` is a {model.role}")], help=help,
                  role=model.role, operation=callee.attr)

@@ -12,10 +12,12 @@ from rlhf_dsl.typed import Expr
 
 _FUNCTIONS = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow,
-    "neg": operator.neg, "exp": math.exp, "log": math.log, "sqrt": math.sqrt, "abs": abs, "minimum": min, "maximum": max,
-    "clip": lambda x, low, high: min(max(x, low), high), "sign": lambda x: (x > 0) - (x < 0),
+    "neg": operator.neg, "exp": math.exp, "log": math.log, "sqrt": math.sqrt, "abs": abs,
+    "minimum": min, "maximum": max, "clip": lambda x, low, high: min(max(x, low), high),
+    "sign": lambda x: (x > 0) - (x < 0),
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-    "and": lambda x, y: x and y, "or": lambda x, y: x or y, "not": operator.not_, "where": lambda c, x, y: x if c else y,
+    "and": lambda x, y: x and y, "or": lambda x, y: x or y, "not": operator.not_,
+    "where": lambda c, x, y: x if c else y,
     "stop": lambda x: x, "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
 }
 

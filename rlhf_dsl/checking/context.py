@@ -94,7 +94,7 @@ class Context:
     # ---- diagnostics
 
     def error(self, code: str, span: ast.Span, labels: Iterable[Label] = (), help: Optional[str] = None, **words):
-        """Reports in the user's text: a fault inside a prelude function is shown at its call, with the place in the prelude."""
+        """Reports in the user's text: a fault inside a function of the prelude at its call, with the place inside."""
         labels = list(labels)
         prelude = next((f for f in self.frames if f.source is not None), None)
         if prelude is not None:

@@ -1,4 +1,4 @@
-"""The type of every expression, and its form in primitives. None stands for an expression with an error already reported."""
+"""The type of every expression, and its form in primitives. None stands for one whose error is already reported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from rlhf_dsl.builtins import BUILTINS, Builtin
 from rlhf_dsl.checking import calls, constants, functions
 from rlhf_dsl.checking.broadcast import Operand, choose, elementwise, expect, logical
 from rlhf_dsl.checking.context import Context
-from rlhf_dsl.checking.names import infer_name, lookup
+from rlhf_dsl.checking.names import infer_name, lookup, next_of_state
 from rlhf_dsl.checking.python_ops import call_op
 from rlhf_dsl.checking.reductions import along, over_dims, reduce
 from rlhf_dsl.checking.responses import allowed_here, makes_response
 from rlhf_dsl.checking.scopes import KIND_WORDS, Binding
-from rlhf_dsl.checking.states import next_of_state
 from rlhf_dsl.typed import Expr
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow"}
@@ -188,7 +187,9 @@ def _builtin(cx: Context, node: ast.Call, builtin: Builtin) -> Optional[Expr]:
         return None
     if reduces:
         return _reduction(cx, node, builtin, operands)
-    return along(cx, builtin.name, operands, node) if builtin.kind == "ragged" else _pointwise(cx, node, builtin, operands)
+    if builtin.kind == "ragged":
+        return along(cx, builtin.name, operands, node)
+    return _pointwise(cx, node, builtin, operands)
 
 
 def _names_state(cx: Context, node: ast.Call) -> bool:

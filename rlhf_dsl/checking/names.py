@@ -8,9 +8,10 @@ from rlhf_dsl import ast
 from rlhf_dsl.builtins import BUILTINS
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.checking.scopes import KIND_WORDS, Binding
-from rlhf_dsl.diagnostics import Label, did_you_mean
+from rlhf_dsl.diagnostics import Label, closest, did_you_mean
 from rlhf_dsl.typed import Expr
 
+FEW = 8  # so many alternatives can be listed
 VALUES = ("value", "dim", "param", "state", "column")
 
 
@@ -43,7 +44,8 @@ def _report_unknown(cx: Context, name: ast.Name, kinds: tuple[str, ...]) -> None
     candidates = cx.scope.visible(*kinds)
     if "fn" in kinds:
         candidates += BUILTINS
-    cx.error("E0101", name.span, name=name.id, help=did_you_mean(name.id, candidates) or None)
+    short = closest(name.id, candidates) or len(candidates) <= FEW
+    cx.error("E0101", name.span, name=name.id, help=short and did_you_mean(name.id, candidates) or None)
 
 
 def infer_name(cx: Context, name: ast.Name) -> Optional[Expr]:
@@ -76,3 +78,23 @@ def value_of(cx: Context, found: Binding, node: ast.Name) -> Optional[Expr]:
 def _column(cx: Context, found: Binding, node: ast.Name) -> Optional[Expr]:
     column = cx.tables.columns.get(found.name)
     return None if column is None else cx.expr("data", (), column.type, node, column=column.name)
+
+
+def next_of_state(cx: Context, node: ast.Call) -> Optional[Expr]:
+    """`next(x)`: what the state will be in the next iteration."""
+    name = node.args[0]
+    found = cx.scope.find(name.id) if isinstance(name, ast.Name) else None
+    if found is None or found.kind != "state":
+        cx.error("E0212", node.span, name="next", wanted="one ragged dim, or a state in parentheses", found="none")
+        return None
+    found.used = True
+    if cx.phase == "declaration":
+        cx.error("E0504", node.span)
+        return None
+    if cx.phase.startswith("eval") or cx.phase == "rollout" and not cx.state and cx.keep < cx.last_keep:
+        below = "a `keep` below decides what it is made from"
+        reason = "an evaluation changes no state" if cx.phase.startswith("eval") else below
+        cx.error("E0408", node.span, [Label(found.span, "the state")], name=found.name, reason=reason)
+        return None
+    type = cx.tables.state_types.get(found.name)
+    return None if type is None else cx.expr("next_state", (), type, node, name=found.name)

@@ -10,8 +10,8 @@ from rlhf_dsl.checking.calls import Infer
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.checking.scopes import Binding
 from rlhf_dsl.diagnostics import Label, did_you_mean
+from rlhf_dsl.format_expr import format_expr
 from rlhf_dsl.ops import SignatureError, annotation_dims, annotation_element, find_module, read_op
-from rlhf_dsl.printing import expr_text
 from rlhf_dsl.source import STDIN
 from rlhf_dsl.typed import Expr, PyOp, Type
 
@@ -63,7 +63,7 @@ def call_op(cx: Context, node: ast.Call, op: PyOp, infer: Infer) -> Optional[Exp
         return None
     elem = "f32" if op.result == "list" else op.result
     return cx.expr("pyop", [e for _, e in args], Type(elem, dims), node, name=op.name, id=cx.tables.fresh_id(),
-                   keep=cx.keep, text=expr_text(node))
+                   keep=cx.keep, text=format_expr(node))
 
 
 def _takes(cx: Context, op: PyOp, index: int, node: ast.Expr, expr: Expr) -> bool:
@@ -94,7 +94,7 @@ def _mapped_dims(cx: Context, node: ast.Call, op: PyOp, args: list) -> Optional[
     texts = {e.args[0].type.dims[-1] for _, e in args if e.op == "field" and e.type.elem == "text"}
     found = ragged or texts
     if len(found) != 1:
-        reason = "it gives one value per token, but of which response?" if found else "it gives one value per token of no response"
+        reason = f"it gives one value per token {'of one response, but has several' if found else 'of no response'}"
         cx.error("E0610", node.span, name=op.name, reason=reason)
         return None
     dim = found.pop()
@@ -112,7 +112,8 @@ def _batched_dims(cx: Context, node: ast.Call, op: PyOp, args: list) -> Optional
         names = annotation_dims(annotation)
         actual = expr.type.dims
         if len(names) != len(actual):
-            cx.error("E0610", arg.span, [Label(arg.span, str(expr.type))], name=op.name, reason=f"it takes `{annotation}`")
+            reason = f"it takes `{annotation}`"
+            cx.error("E0610", arg.span, [Label(arg.span, str(expr.type))], name=op.name, reason=reason)
             return None
         pairs = zip(names, names if set(names) == set(actual) else actual)
         clash = next(((n, d) for n, d in pairs if means.setdefault(n, d) != d), None)

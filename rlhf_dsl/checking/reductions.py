@@ -29,7 +29,7 @@ def reduce(cx: Context, op: str, operand: Operand, over: Optional[tuple[str, ...
     over = x.type.dims if over is None else cx.order(over)
     if not _reducible(cx, op, operand, over, node) or where and not _mask_fits(cx, operand, where):
         return None
-    args = [e for _, e in (operand, quantile, where) if e] if quantile else [e for _, e in filter(None, (operand, where))]
+    args = [e for _, e in filter(None, (operand, quantile, where))]
     dims = x.type.dims if op == "rank" else tuple(d for d in x.type.dims if d not in over)
     return cx.expr(op, args, Type(ANSWERS.get(op, "f32"), dims), node, over=over, **_place(cx, over), **attrs)
 

@@ -156,7 +156,8 @@ def _generate(cx: Context, node: ast.Call, infer: Infer):
         attrs[keyword.name] = value
     given = [k for k in node.keywords if k.name in TURNS]
     if len(given) == 1:
-        cx.error("E0308", given[0].name_span, option=given[0].name, rule="given together: `env=op, turns=N`", value="alone")
+        rule = "given together: `env=op, turns=N`"
+        cx.error("E0308", given[0].name_span, option=given[0].name, rule=rule, value="alone")
         return None
     return model.name, args, {**attrs, "model": model.name}
 

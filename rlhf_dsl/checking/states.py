@@ -1,39 +1,20 @@
-"""States: `state x = INIT then NEXT`, and `next(x)`."""
+"""States: `state x = INIT then NEXT`."""
 
 from __future__ import annotations
 
 from typing import Iterator, Optional
 
-import rlhf_dsl.checking.infer as inference  # the two call each other: `next(x)` is an expression, INIT and NEXT have some
 from rlhf_dsl import ast
 from rlhf_dsl.checking.broadcast import NUMBERS, expect
 from rlhf_dsl.checking.context import Context
+from rlhf_dsl.checking.infer import infer
 from rlhf_dsl.diagnostics import Label
 from rlhf_dsl.typed import Expr, State
 
 
-def next_of_state(cx: Context, node: ast.Call) -> Optional[Expr]:
-    """`next(x)`: what the state will be in the next iteration."""
-    name = node.args[0]
-    found = cx.scope.find(name.id) if isinstance(name, ast.Name) else None
-    if found is None or found.kind != "state":
-        cx.error("E0212", node.span, name="next", wanted="one ragged dim, or a state in parentheses", found="none")
-        return None
-    found.used = True
-    if cx.phase == "declaration":
-        cx.error("E0504", node.span)
-        return None
-    if cx.phase.startswith("eval") or cx.phase == "rollout" and not cx.state and cx.keep < cx.last_keep:
-        reason = "an evaluation changes no state" if cx.phase.startswith("eval") else "a `keep` below decides what it is made from"
-        cx.error("E0408", node.span, [Label(found.span, "the state")], name=found.name, reason=reason)
-        return None
-    type = cx.tables.state_types.get(found.name)
-    return None if type is None else cx.expr("next_state", (), type, node, name=found.name)
-
-
 def initial(cx: Context, node: ast.State) -> Optional[Expr]:
     """INIT: a scalar of params and dims."""
-    init = inference.infer(cx, node.init)
+    init = infer(cx, node.init)
     if init is None or not expect(cx, (node.init, init), *NUMBERS):
         return None
     cx.tables.state_types[node.name.id] = init.type
@@ -42,7 +23,7 @@ def initial(cx: Context, node: ast.State) -> Optional[Expr]:
 
 def following(cx: Context, node: ast.State, init: Expr) -> Optional[State]:
     """NEXT: a scalar of rollout values, params and states, after every `keep`."""
-    value = inference.infer(cx.at(state=node.name.id), node.next)
+    value = infer(cx.at(state=node.name.id), node.next)
     if value is None:
         return None
     if value.type.dims or value.type.elem not in NUMBERS:

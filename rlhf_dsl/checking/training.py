@@ -48,8 +48,8 @@ def _valid_objective(cx: Context, node: ast.Train, objective: Expr) -> bool:
             "nothing in it is an output of a model at its current weights"
         cx.error("E0404", place, name=node.model.id, reached=reached)
         return False
-    fault = why_not(objective, lambda dim: cx.tables.dims[dim].root)
+    fault = why_not(objective, node.model.id, lambda dim: cx.tables.dims[dim].root)
     if fault is not None:
         statistic, reason = fault
-        cx.error("E0409", place, [Label(statistic.span, "this statistic of trained outputs")], reason=reason)
+        cx.error("E0409", place, [Label(statistic.span, f"a statistic of trained outputs: {reason}")])
     return fault is None

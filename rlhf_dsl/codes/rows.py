@@ -68,7 +68,7 @@ CODES: tuple[Code, ...] = (
         "raise the limit with `@op(timeout=...)`, or give failed rows a value: `@op(on_error=0.0)`"),
     Code(
         "R0323", "`{op}` returned {value} on row {row}, not {wanted}",
-        "What an op returns must be of the type that its annotation promises, and a number must be finite.",
+        "What an op returns must be of the type that its annotation promises, and NaN is no number.",
         "correct the function, or give failed rows a value: `@op(on_error=0.0)`"),
     Code(
         "R0324", "the worker of `{op}` died on row {row} ({reason})",

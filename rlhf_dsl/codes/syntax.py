@@ -25,6 +25,11 @@ CODES: tuple[Code, ...] = (
         "it has the form {form}", status=2,
     ),
     Code(
+        "E0005", "cannot read the command line: {reason}",
+        "A command, option or value that `rlflowc` does not have. `rlflowc COMMAND --help` shows what a command takes.",
+        status=2,
+    ),
+    Code(
         "E0010", "unexpected {found}",
         "The line reads well up to the marked place, but what stands there cannot follow. The help shows the form of the "
         "statement that the line begins with, or what could have stood there.",

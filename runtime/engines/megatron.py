@@ -31,13 +31,16 @@ class MegatronEngine:
     """One model on the ranks of `layout`, of which this rank is one. See `runtime.engines.base.Engine`.
 
     role: "policy", "value" or "scorer"; optimizer: None for a frozen model; dtype: of parameters and activations
-    Parameters hold nothing until they are loaded. Raises KeyError if this rank is not in `layout`.
+    Parameters hold nothing until they are loaded. Raises KeyError if this rank is not in `layout`, ValueError unless the
+    layout's ranks ascend.
     """
 
     def __init__(
         self, shape: ModelShape, role: str, layout: ModelLayout, mesh: Mesh, optimizer: Optional[AdamW] = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        if list(layout.ranks) != sorted(layout.ranks):
+            raise ValueError("Megatron takes a rank's place from the ascending order of its group, so layouts must ascend")
         self.shape, self.role, self.layout = shape, role, layout
         self._rank, self._device, self._groups = mesh.job.rank, mesh.job.device, mesh.groups(layout)
         with using(self._groups):
@@ -128,7 +131,7 @@ class MegatronEngine:
             return dict.fromkeys(readings, self._trunk.scalars(states))
         wants_entropy = any(r.call.operation == "entropy" for r in readings.values())
         logprobs, entropy = logprobs_and_entropy(
-            self._trunk.logits(states), reading.targets, reading.call.temperature, self._groups.tp, wants_entropy
+            self._trunk.logits(states), reading.targets, self.shape.vocab, reading.call.temperature, self._groups.tp, wants_entropy
         )
         return {name: entropy if r.call.operation == "entropy" else logprobs for name, r in readings.items()}
 

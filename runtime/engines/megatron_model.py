@@ -10,6 +10,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -28,14 +29,18 @@ class using:
     """
 
     def __init__(self, groups: LayoutGroups) -> None:
-        self._tp = groups.tp
+        self._now = {
+            "_TENSOR_MODEL_PARALLEL_GROUP": groups.tp,
+            "_PIPELINE_MODEL_PARALLEL_GROUP": groups.pp,
+            "_DATA_PARALLEL_GROUP": groups.dp,
+        }
 
     def __enter__(self) -> None:
-        self._saved = parallel_state._TENSOR_MODEL_PARALLEL_GROUP
-        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = self._tp
+        self._saved = {name: getattr(parallel_state, name) for name in self._now}
+        vars(parallel_state).update(self._now)
 
     def __exit__(self, *_: object) -> None:
-        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = self._saved
+        vars(parallel_state).update(self._saved)
 
 
 def process_groups(groups: LayoutGroups) -> ProcessGroupCollection:
@@ -61,26 +66,29 @@ class Trunk(GPTModel):
             position_embedding_type="none",  # positions rotate inside PackedAttention
             pg_collection=process_groups(groups),
         )
-        self.vocab = shape.vocab
         if groups.is_last and role != "policy":
             self.output_layer = torch.nn.Linear(shape.hidden, 1, bias=False, dtype=dtype)
+        _mark_sharded(self)
 
     def _postprocess(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         return hidden_states
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [k, hidden] → this rank's columns [k, vocabulary / tp]; columns of the padding are next to -inf."""
+        """hidden [k, hidden] → this rank's columns, those of the padding too, [k, padded vocabulary / tp]."""
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        logits, _ = self.output_layer(hidden, weight=weight)
-        width, first = logits.shape[1], logits.shape[1] * self.tp_group.rank()
-        if first + width <= self.vocab:
-            return logits
-        padding = torch.arange(first, first + width, device=logits.device) >= self.vocab
-        return logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+        return self.output_layer(hidden, weight=weight)[0]
 
     def scalars(self, hidden: Tensor) -> Tensor:
         """hidden [k, hidden] → f32 [k]."""
         return self.output_layer(hidden).float().squeeze(1)
+
+
+def _mark_sharded(trunk: torch.nn.Module) -> None:
+    """Gradient norms count a parameter once per tp rank if it is marked. Megatron marks while it initializes."""
+    sharded = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
+    for module in trunk.modules():
+        for parameter in module.parameters(recurse=False) if isinstance(module, sharded) else ():
+            parameter.tensor_model_parallel = True
 
 
 def transformer_config(shape: ModelShape, groups: LayoutGroups, dtype: torch.dtype) -> TransformerConfig:

@@ -9,15 +9,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+PADDING = -1e30  # a logit whose probability is 0, finite so that products with it are
+
+
 def logprobs_and_entropy(
-    logits: Tensor, targets: Tensor, temperature: float, group: dist.ProcessGroup, with_entropy: bool
+    logits: Tensor, targets: Tensor, vocab: int, temperature: float, group: dist.ProcessGroup, with_entropy: bool
 ) -> tuple[Tensor, Optional[Tensor]]:
     """Of softmax(logits / temperature), in 32 bits, without gathering logits; differentiable in both results.
 
-    logits: [k, vocabulary / tp], this rank's columns; targets: int64 [k], the same on all ranks of `group`; temperature 0
-    leaves logits unscaled. Returns f32 [k] log-probabilities of the targets and, if `with_entropy`, f32 [k] entropies.
+    logits: [k, padded vocabulary / tp], this rank's columns, of which those from `vocab` on are padding
+    targets: int64 [k], the same on all ranks of `group`; temperature 0 leaves logits unscaled
+    Returns f32 [k] log-probabilities of the targets and, if `with_entropy`, f32 [k] entropies.
     """
-    logprobs, entropy = _Distribution.apply(logits, targets, 1.0 / temperature if temperature else 1.0, group, with_entropy)
+    scale = 1.0 / temperature if temperature else 1.0
+    logprobs, entropy = _Distribution.apply(logits, targets, vocab, scale, group, with_entropy)
     return logprobs, entropy if with_entropy else None
 
 
@@ -26,12 +31,13 @@ class _Distribution(torch.autograd.Function):
     d logprob / dz_j = [j = y] - p_j and dH / dz_j = -p_j (log p_j + H)."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, targets: Tensor, scale: float, group, with_entropy: bool):
-        z = logits.float() * scale if scale != 1.0 else logits.float()
+    def forward(ctx, logits: Tensor, targets: Tensor, vocab: int, scale: float, group, with_entropy: bool):
+        z = logits.float() * scale
+        z[:, max(vocab - z.shape[1] * group.rank(), 0):] = PADDING
         top = z.amax(-1, keepdim=True)
         if group.size() > 1:
             dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
-        z = z - top
+        z.sub_(top)
         column, here = _local(targets, z.shape[1], group)
         exp = z.exp()
         sums = [exp.sum(-1), z.gather(1, column).squeeze(1) * here]
@@ -55,7 +61,7 @@ class _Distribution(torch.autograd.Function):
         else:
             grad = log_p.exp().mul_(-grad_logprobs.unsqueeze(1))
         grad.scatter_add_(1, column, (grad_logprobs * here).unsqueeze(1))
-        return grad.mul_(ctx.scale).to(ctx.dtype), None, None, None, None
+        return grad.mul_(ctx.scale).to(ctx.dtype), None, None, None, None, None
 
 
 def _local(targets: Tensor, width: int, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:

@@ -34,13 +34,15 @@ class SamplerEngine:
     """
 
     def __init__(
-        self, shape: ModelShape, layout: ModelLayout, rank: int, group=None,
-        dtype: torch.dtype = torch.float32, cache_bytes: int = 1 << 30,
+        self, shape: ModelShape, layout: ModelLayout, rank: int, group=None, dtype: torch.dtype = torch.float32,
+        device: torch.device = torch.device("cpu"), cache_bytes: int = 1 << 30,
     ) -> None:
         sizes = local_tensors(shape, "policy", layout, rank, "torch")
         self.shape, self.cache_bytes = shape, cache_bytes
-        self.weights = {name: torch.zeros(size, dtype=dtype) for name, size in sizes.items()}
-        self._model = SamplerModel(shape, self.weights, layout.tp, layout.coordinates(rank).tp, group)
+        self.weights = {name: torch.zeros(size, dtype=dtype, device=device) for name, size in sizes.items()}
+        at = layout.coordinates(rank)
+        peers = tuple(layout.rank(at.dp, at.pp, t) for t in range(layout.tp))
+        self._model = SamplerModel(shape, self.weights, at.tp, peers, group)
 
     def export(self) -> dict[str, Tensor]:
         """The live local tensors, by name."""
@@ -49,12 +51,13 @@ class SamplerEngine:
     def generate(
         self, prompts: Sequence[Union[Tensor, Sequence[int]]], samples: int, rows, name: str, iteration: int, seed: int,
         options: SamplingOptions, decode: Optional[Callable[[list[int]], str]] = None,
-        progress: Optional[Callable[[int, int], None]] = None,
+        progress: Optional[Callable[[int, int], None]] = None, first_sample=0,
     ) -> Sequences:
         """Draws `samples` responses to each prompt. Collective over the tp peers, which all pass and get the same.
 
         rows: int64 [prompts], positions of the root rows in their data stream
-        name, iteration, seed: what the draws are named by; decode: tokens → text, needed for `options.stop`
+        first_sample: int64 [prompts] or one for all, the place in its row's group of the first sample of each prompt
+        name, iteration, seed: what the draws are named by; decode: tokens → text, needed for `options.stop_strings`
         progress: called with (finished, all) sequences
         Returns sequences ordered by prompt, then sample. A response ends with an end token, with the token that
         completes a stop text, or, truncated, at max_tokens or the end of the context.
@@ -63,7 +66,8 @@ class SamplerEngine:
         tokens = [np.asarray(p, dtype=np.int64) for p in prompts]
         rows = np.asarray(rows, dtype=np.int64)
         _check_prompts(tokens, rows, self.shape.max_positions)
-        draws = Draws(seed, name, iteration, np.repeat(rows, samples), np.tile(np.arange(samples), len(rows)))
+        places = np.broadcast_to(np.asarray(first_sample, dtype=np.int64), rows.shape)[:, None] + np.arange(samples)
+        draws = Draws(seed, name, iteration, np.repeat(rows, samples), places.reshape(-1))
         batch = _Batch(self._model, tokens, samples, draws, options, decode, self.cache_bytes)
         with torch.inference_mode():
             while batch.step():
@@ -92,7 +96,7 @@ class _Batch:
         self.logprobs = np.zeros((self.total, options.max_tokens), dtype=np.float32)
         self.counts = np.zeros(self.total, dtype=np.int64)
         self.truncated = np.zeros(self.total, dtype=bool)
-        self.ends = np.array(options.end_ids, dtype=np.int64)
+        self.ends = np.array(options.stop_ids, dtype=np.int64)
         self.active = np.zeros(0, dtype=np.int64)
         # Longest prompts first: neighbours are of like length and share a pass with little filling.
         by_length = np.argsort(-lengths, kind="stable")
@@ -131,10 +135,10 @@ class _Batch:
         lengths, counts = (torch.from_numpy(x) for x in (self.prompt_lengths[of * self.samples], counts))
         first = len(self.active)
         logits = self.model.prefill(torch.from_numpy(padded), lengths, self.cache, first, counts)
-        taken = int(counts.sum())
+        taken = logits.shape[0]
         self.active = np.concatenate([self.active, self.waiting[:taken]])
         self.waiting = self.waiting[taken:]
-        self._accept(first, logits.repeat_interleave(counts, 0))
+        self._accept(first, logits)
 
     def _advance(self) -> None:
         now = self.active
@@ -146,9 +150,11 @@ class _Batch:
         """Draws the next token of the samples in the slots from `first` on, whose logits these are."""
         now, options = self.active[first:], self.options
         places = self.counts[now]
-        may_end = None if places.min() >= options.min_tokens else torch.from_numpy(places >= options.min_tokens)
-        u = torch.from_numpy(self.draws.at(now, places))
-        tokens, logprobs = (x.numpy() for x in choose(logits, u, options, may_end))
+        may_end = None
+        if places.min() < options.min_tokens:
+            may_end = torch.from_numpy(places >= options.min_tokens).to(logits.device)
+        u = torch.from_numpy(self.draws.at(now, places)).to(logits.device)
+        tokens, logprobs = (x.cpu().numpy() for x in choose(logits, u, options, may_end))
         self.tokens[now, places], self.logprobs[now, places] = tokens, logprobs
         self.counts[now] += 1
         ended = (tokens[:, None] == self.ends).any(1) | self._stopped(now)
@@ -158,16 +164,16 @@ class _Batch:
 
     def _stopped(self, samples: np.ndarray) -> np.ndarray:
         """bool [m]: the last token completed a stop text."""
-        return np.array([bool(self.options.stop) and self._completes(s) for s in samples], dtype=bool)
+        return np.array([bool(self.options.stop_strings) and self._completes(s) for s in samples], dtype=bool)
 
     def _completes(self, sample: int) -> bool:
         count = int(self.counts[sample])
         if count < self.options.min_tokens:
             return False
         # A token is at least a byte of text, so this many hold a stop text that ends in the last of them.
-        tail = self.tokens[sample, :count][-max(len(s.encode()) for s in self.options.stop) - 4:].tolist()
+        tail = self.tokens[sample, :count][-max(len(s.encode()) for s in self.options.stop_strings) - 4:].tolist()
         before, after = self.decode(tail[:-1]), self.decode(tail)
-        return any(after.count(s) > before.count(s) for s in self.options.stop)
+        return any(after.count(s) > before.count(s) for s in self.options.stop_strings)
 
     def _retire(self, done: np.ndarray) -> None:
         """Frees the slots that are done: the last slots move into the gaps, so the active ones stay together."""

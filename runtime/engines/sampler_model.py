@@ -20,7 +20,7 @@ from compiler.shapes import ModelShape
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of every layer, each [s, c, k, d]. Unwritten places are 0, so that masking them is exact."""
+    """Keys and values of every layer, each [s, k, c, d]. Unwritten places are 0, so that masking them is exact."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -28,7 +28,7 @@ class Cache:
     def move(self, source: Tensor, target: Tensor, tokens: int) -> None:
         """Copies the first `tokens` places of the slots `source` into the slots `target` (int64 [m], disjoint)."""
         for store in (*self.keys, *self.values):
-            store[:, :tokens][target] = store[source, :tokens]
+            store[:, :, :tokens][target] = store[source, :, :tokens]
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,15 @@ class SamplerModel:
     """One tensor-parallel shard of a policy.
 
     weights: the local tensors of `compiler.weights` for engine "torch"; they are used in place, never copied
-    group: the torch.distributed group of the tp ranks, in order of their shard; None where tp = 1
+    peers: global ranks of the tp shards, in their order; this is the one of `shard`
+    group: their torch.distributed group, in whatever order; None where there is one
     """
 
-    def __init__(self, shape: ModelShape, weights: dict[str, Tensor], tp: int = 1, shard: int = 0, group=None) -> None:
-        self.shape, self.tp, self.group = shape, tp, group
+    def __init__(
+        self, shape: ModelShape, weights: dict[str, Tensor], shard: int = 0, peers: tuple[int, ...] = (0,), group=None,
+    ) -> None:
+        self.shape, self.group, tp = shape, group, len(peers)
+        self.tp, self.places = tp, [dist.get_group_rank(group, rank) for rank in peers] if tp > 1 else [0]
         self.heads, self.kv_heads = shape.heads // tp, max(shape.kv_heads // tp, 1)
         self.embed, self.norm = weights["embed.weight"], weights["norm.weight"]
         self.head = self.embed if shape.tied else weights["head.weight"]
@@ -63,48 +67,54 @@ class SamplerModel:
         return 2 * len(self.layers) * capacity * self.kv_heads * self.shape.head_dim * self.embed.element_size()
 
     def cache(self, slots: int, capacity: int) -> Cache:
-        size = (slots, capacity, self.kv_heads, self.shape.head_dim)
-        zeros = [torch.zeros(size, dtype=self.embed.dtype) for _ in range(2 * len(self.layers))]
+        size = (slots, self.kv_heads, capacity, self.shape.head_dim)
+        zeros = [torch.zeros(size, dtype=self.embed.dtype, device=self.device) for _ in range(2 * len(self.layers))]
         return Cache(tuple(zeros[::2]), tuple(zeros[1::2]))
 
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
     def prefill(self, tokens: Tensor, lengths: Tensor, cache: Cache, first: int, samples: Tensor) -> Tensor:
-        """Reads prompts and returns the logits of the token that follows each, f32 [n, v].
+        """Reads prompts and returns the logits that follow, repeated for each sample, f32 [sum(samples), v].
 
         tokens: int64 [n, p], each row a prompt and then anything; lengths: int64 [n]
         samples: int64 [n]; prompt i is written into so many slots, one after the other, from slot `first` on
         """
         n, p = tokens.shape
-        which = torch.repeat_interleave(torch.arange(n), samples)
+        tokens, lengths, samples = (x.to(self.device) for x in (tokens, lengths, samples))
+        which = torch.repeat_interleave(torch.arange(n, device=self.device), samples)
         slots = slice(first, first + which.numel())
         rotary = tuple(table[:p].repeat(n, 1, 1) for table in self._rotary(p))
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (x.reshape(n, p, -1, self.shape.head_dim) for x in (q, k, v))
-            cache.keys[i][slots, :p], cache.values[i][slots, :p] = k[which], v[which]
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            q, k, v = (x.view(n, p, -1, self.shape.head_dim).transpose(1, 2) for x in (q, k, v))
+            cache.keys[i][slots, :, :p], cache.values[i][slots, :, :p] = k[which], v[which]
             # Causality hides the filling after a prompt from its tokens.
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
         hidden = self._trunk(tokens.flatten(), rotary, attend)
-        return self._logits(hidden.view(n, p, -1)[torch.arange(n), lengths - 1])
+        last = torch.arange(n, device=self.device) * p + lengths - 1
+        return self._logits(hidden[last])[which]
 
     def decode(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """Reads one more token in each of the slots 0 .. n-1 and returns the logits that follow, f32 [n, v].
 
         tokens, positions: int64 [n]; the places before `positions` are already in the cache
         """
-        n, capacity = tokens.numel(), cache.keys[0].shape[1]
-        end = int(positions.max()) + 1
-        mask = _mask(positions, end)
-        places = torch.arange(n) * capacity + positions
+        n = tokens.numel()
+        end, mask = int(positions.max()) + 1, None
+        if int(positions.min()) + 1 < end:
+            mask = (torch.arange(end) <= positions[:, None])[:, None, None].to(self.device)  # the places a row has
+        tokens, positions = tokens.to(self.device), positions.to(self.device)
+        slots = torch.arange(n, device=self.device)
         rotary = tuple(table[positions] for table in self._rotary(end))
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            for store, new in ((cache.keys[i], k), (cache.values[i], v)):
-                store.view(-1, self.kv_heads * self.shape.head_dim).index_copy_(0, places, new.reshape(n, -1))
+            cache.keys[i][slots, :, positions], cache.values[i][slots, :, positions] = k, v
             # The query heads of a group are rows of one small attention: keys are read once and never repeated.
             q = q.view(n, self.kv_heads, -1, self.shape.head_dim)
-            k, v = (store[:n, :end].transpose(1, 2) for store in (cache.keys[i], cache.values[i]))
+            k, v = cache.keys[i][:n, :, :end], cache.values[i][:n, :, :end]
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
         return self._logits(self._trunk(tokens, rotary, attend))
@@ -133,9 +143,10 @@ class SamplerModel:
         local = F.linear(self._normed(hidden, self.norm), self.head)
         if self.tp == 1:
             return local.float()
-        parts = torch.empty(self.tp, *local.shape, dtype=local.dtype)
-        dist.all_gather_into_tensor(parts, local.contiguous(), group=self.group)
-        return parts.transpose(0, 1).reshape(hidden.shape[0], -1)[:, :self.shape.vocab].float()  # without the padding
+        parts = torch.empty(self.tp, *local.shape, dtype=local.dtype, device=local.device)
+        dist.all_gather(list(parts), local, group=self.group)
+        whole = parts[self.places].transpose(0, 1).reshape(hidden.shape[0], -1)
+        return whole[:, :self.shape.vocab].float()  # without the padding
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         wide = x.float()
@@ -150,7 +161,7 @@ class SamplerModel:
         """Cosine and sine tables, [at least end, 1, d] each."""
         if self._tables[0].shape[0] < end:
             tables = rotary_tables(self.shape, min(self.shape.max_positions, 2 * end))
-            self._tables = tuple(t.to(self.embed.dtype) for t in tables)
+            self._tables = tuple(t.to(self.device, self.embed.dtype) for t in tables)
         return self._tables
 
 
@@ -181,13 +192,6 @@ def _frequencies(shape: ModelShape) -> Tensor:
     turns = scaling["original_max_position_embeddings"] / (2 * math.pi / plain)
     share = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - share) * slow + share * plain
-
-
-def _mask(positions: Tensor, end: int) -> Optional[Tensor]:
-    """bool [n, 1, 1, end], the places that each row has; None if every row has them all."""
-    if int(positions.min()) + 1 == end:
-        return None
-    return (torch.arange(end) <= positions[:, None])[:, None, None]
 
 
 def _layer(weights: dict[str, Tensor], i: int) -> _Layer:

@@ -21,7 +21,7 @@ class SamplingOptions:
     temperature: logits are divided by it; 0 takes the most likely token
     top_k: only the k most likely tokens, 0 = all; top_p: of those, the smallest set of the most likely whose total
     reaches p; 1 = all. Ties go to the lower id
-    end_ids: tokens that end a response and belong to it; stop: texts that end it as soon as it contains one of them
+    stop_ids: tokens that end a response and belong to it; stop_strings: texts that end it once it contains one of them
     min_tokens: no end before so many tokens; max_tokens: the bound
     """
 
@@ -29,8 +29,8 @@ class SamplingOptions:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    end_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     min_tokens: int = 0
 
 
@@ -51,7 +51,7 @@ def choose(logits: Tensor, u: Tensor, options: SamplingOptions, may_end: Tensor 
 
 def _choose(logits: Tensor, u: Tensor, options: SamplingOptions, may_end: Tensor | None) -> tuple[Tensor, Tensor]:
     plain = logits.double()
-    allowed = plain if may_end is None else _forbid_ends(plain, options.end_ids, may_end)
+    allowed = plain if may_end is None else _forbid_ends(plain, options.stop_ids, may_end)
     if options.temperature == 0:
         tokens = allowed.argmax(-1)
         return tokens, plain.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].float()
@@ -92,7 +92,7 @@ def invert(probabilities: Tensor, u: Tensor) -> Tensor:
     return torch.minimum(found, last)[:, 0]
 
 
-def _forbid_ends(logits: Tensor, end_ids: tuple[int, ...], may_end: Tensor) -> Tensor:
-    ends = torch.zeros(logits.shape[1], dtype=torch.bool)
-    ends[[i for i in end_ids if i < logits.shape[1]]] = True
+def _forbid_ends(logits: Tensor, stop_ids: tuple[int, ...], may_end: Tensor) -> Tensor:
+    ends = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    ends[[i for i in stop_ids if i < logits.shape[1]]] = True
     return logits.masked_fill(~may_end[:, None] & ends, -torch.inf)

@@ -45,9 +45,14 @@ class Executor:
                  on_step: Callable[[int, Step], None] = lambda iteration, step: None) -> None:
         self.plan, self.world, self.models, self.sources, self.ops = plan, world, models, sources, ops
         self.on_step = on_step
+        self.shuffle = True
         self.exprs = plan.expr_table()
         self.dims = dims_of(plan)
         self.data_exprs = {e.attr("column"): e for e in self.exprs if e.op == "data"}
+        self.fields: dict[Expr, list[Expr]] = {}
+        for expr in self.exprs:
+            if expr.op == "field":
+                self.fields.setdefault(expr.args[0], []).append(expr)
         self.states = {name: float(self._constant(self.exprs[i])) for name, i in plan.states.items()}
         self.next_states: dict[str, float] = {}
         self.positions = {root: 0 for root in sources}
@@ -133,6 +138,9 @@ class Executor:
         drawn = stream.first(size) if in_eval else stream.rows(self.positions[step.name], size)
         exprs = {c: self.data_exprs[c] for c in step.columns if c in self.data_exprs}
         loading.load(self.world, scope, step.name, stream.table, drawn, source.columns, exprs, self.models.tokenizers)
+        for column in source.columns:
+            if column.response and column.name in exprs:
+                self._fill_fields(scope, exprs[column.name], column.policy)
 
     def _reshard(self, step: steps_of.Reshard, scope: Scope) -> None:
         self.models.reshard(step.src, step.dst)
@@ -144,28 +152,25 @@ class Executor:
         expr = self.exprs[step.expr]
         generation.generate(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, expr,
                             self.models.tokenizers[step.model], self.plan.run.seed, self.iteration.number)
+        self._fill_fields(scope, expr, step.model)
+
+    def _fill_fields(self, scope: Scope, response: Expr, policy: str) -> None:
+        python_calls.fill_fields(scope, response, self.fields.get(response, []), self.models.tokenizers[policy])
 
     def _forward(self, step: steps_of.Forward, scope: Scope) -> None:
         exprs = {call.name: self.exprs[call.expr] for call in step.calls}
-        response = self.models.readable(self.world, scope, step.model, self.exprs[step.response])
+        response = self.exprs[step.response]
         model_calls.forward(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, step,
                             exprs, response)
 
     def _equation(self, step: steps_of.Equation, scope: Scope) -> None:
-        self._need_fields(scope, [self.exprs[v.expr] for v in step.values])
         for named in step.values:
             self.value(scope, self.exprs[named.expr])
 
-    def _need_fields(self, scope: Scope, exprs: list[Expr]) -> None:
-        python_calls.fill_fields(scope, exprs, self.models.tokenizers)
-
     def _pyop(self, step: steps_of.PyOpCall, scope: Scope) -> None:
         expr = self.exprs[step.expr]
-        self._need_fields(scope, list(expr.args))
-        for arg in expr.args:
-            self.value(scope, arg)
-        name = expr.attr("name")
-        scope.env[expr] = python_calls.call(self.world, scope, expr, self.ops[name], self.plan.ops[name])
+        args = {i: self.value(scope, arg) for i, arg in enumerate(expr.args)}
+        scope.env[expr] = python_calls.call(scope, expr, self.ops[expr.attr("name")], args)
 
     def _keep(self, step: steps_of.KeepRows, scope: Scope) -> None:
         mask = self.value(scope, self.exprs[step.expr])
@@ -178,7 +183,6 @@ class Executor:
 
     def _record(self, step: steps_of.Record, scope: Scope) -> None:
         expr = self.exprs[step.expr]
-        self._need_fields(scope, [expr])
         nothing = self.iteration.skipped and update.reads_keep(expr)
         self.iteration.metrics[step.name] = None if nothing else self.scalar(scope, expr, step)
 

@@ -131,6 +131,10 @@ class Models:
             self._movers[src, dst] = WeightMover(transfer, self.job.rank)
         return self._movers[src, dst]
 
+    def bytes_moved(self) -> dict[str, tuple[int, int]]:
+        """By move, `actor.train to actor.generate`: bytes that this rank sent to and received from others so far."""
+        return {f"{src} to {dst}": (m.bytes_sent, m.bytes_received) for (src, dst), m in self._movers.items()}
+
     def _weights(self, layout: str) -> dict[str, Tensor]:
         engine = self.engine(layout)
         if engine is None:

@@ -187,24 +187,24 @@ def compare(engine: MegatronEngine, scenario: Scenario, expected: Expected, batc
     mine, first = shard_rows(batch, sizes, at.dp)
     got = engine.forward(mine, scenario.operations, TEMPERATURE, micro_batch=rows_each)
     assert (got is not None) == (at.pp == engine.layout.pp - 1)
-    results = 0.0
+    results = [torch.zeros(1)]
     for name, values in (got or {}).items():
         want = torch.cat([torch.zeros(0), *expected.results[name][first:first + len(mine)]])
         assert values.shape == want.shape and not values.requires_grad
-        results = max([results, *(values - want).abs().tolist()])
+        results.append((values - want).abs())
     norms = [train_step(engine, scenario, mine, first, rows_each) for _ in range(STEPS)]
-    norm = max(abs(a - b) / b for a, b in zip(norms, expected.norms))
-    return {"results": results, "norm": norm, "weights": weights_difference(engine, expected.trained)}
+    want, norms = torch.tensor(expected.norms), torch.tensor(norms)
+    return {"results": float(torch.cat(results).max()), "norm": float(((norms - want) / want).abs().max()), "weights": weights_difference(engine, expected.trained)}
 
 
 def weights_difference(engine: MegatronEngine, weights: Mapping[str, Tensor]) -> float:
     local = engine.export()
-    differences = [0.0]
+    differences = []
     for piece in pieces(engine.shape, engine.role, engine.layout, comm.rank, "megatron"):
         stop = tuple(a + b for a, b in zip(piece.offset, piece.size))
         got = local[piece.local].detach()[box(piece.offset, stop)]
-        differences.append(float((got - weights[piece.tensor][box(piece.start, piece.stop)]).abs().max()))
-    return max(differences)
+        differences.append((got - weights[piece.tensor][box(piece.start, piece.stop)]).abs().max())
+    return float(torch.stack(differences).max())  # unlike max() it does not lose a NaN
 
 
 def layouts(scenario: Scenario) -> list[ModelLayout]:
@@ -218,8 +218,8 @@ def layouts(scenario: Scenario) -> list[ModelLayout]:
         degrees = [d for d in degrees if d[0] == 2]
     if "3 layers" in scenario.name:
         degrees = [d for d in degrees if d[1] == 2]
-    # ranks in reverse and a proper subset where there is room: a layout need not start at rank 0
-    return [ModelLayout(tuple(reversed(ranks))[:tp * pp * dp], tp, pp, dp) for tp, pp, dp in degrees if tp * pp * dp <= len(ranks)]
+    # the last ranks where there is room: a layout need not start at rank 0
+    return [ModelLayout(ranks[-tp * pp * dp:], tp, pp, dp) for tp, pp, dp in degrees if tp * pp * dp <= len(ranks)]
 
 
 def splits(n: int, dp: int) -> tuple[int, ...]:
@@ -230,7 +230,8 @@ def splits(n: int, dp: int) -> tuple[int, ...]:
 
 def report(name: str, differences: Optional[dict[str, float]], seconds: float) -> None:
     every = comm.allgather(differences or {})
-    worst = {key: max(d[key] for d in every if key in d) for key in {k for d in every for k in d}}
+    keys = sorted({key for d in every for key in d})
+    worst = {key: float(torch.tensor([d[key] for d in every if key in d]).max()) for key in keys}
     if comm.rank == 0:
         print(json.dumps({"case": name, **worst, "seconds": round(seconds, 2)}), flush=True)
 

@@ -1,4 +1,4 @@
-"""Four ranks move weights between every training layout and the sampler's and the disk's: bitwise, at the planned bytes."""
+"""Four ranks move weights between training layouts, the sampler's and the disk's: bitwise, at the planned bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from compiler.shapes import shape_from_config, tensors
 from runtime.hf_folder import write_folder
 from runtime.launch import mpiexec, rank_environment
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 RANKS = 4
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
@@ -35,11 +36,9 @@ def cases(tmp_path_factory) -> dict[str, dict]:
         sizes = tensors(shape_from_config(config), "policy")
         weights = {key: torch.randn(size, generator=generator) for key, size in sizes.items()}
         write_folder(models / name, config, weights, shard_bytes=(1 << 30) if seed else 20_000)
-    command = [mpiexec(), "-n", str(RANKS), sys.executable, "-P", "-m", "mpi4py"]
-    done = subprocess.run(
-        [*command, str(Path(__file__).with_name("transfer_cases.py")), str(models)], capture_output=True, text=True,
-        timeout=300, env={**rank_environment(RANKS, str(scratch)), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
-    )
+    command = [mpiexec(), "-n", str(RANKS), sys.executable, "-P", "-m", "mpi4py", "-m", "transfer_cases", str(models)]
+    environment = {**rank_environment(RANKS, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["case"]: line for line in lines}

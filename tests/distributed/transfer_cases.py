@@ -1,6 +1,6 @@
 """Run under mpiexec with a folder of model folders as argument: moves weights between layouts and checks every element.
 
-Prints one line of JSON per case from rank 0: what moved, and the number of wrong elements and ranks with wrong byte counts.
+Prints one line of JSON per case from rank 0: bytes moved, wrong elements, ranks whose bytes were not as planned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime.transfer import WeightMover
 
 comm = MPI.COMM_WORLD
 TRAINING = [(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (1, 4, 1)]  # (tp, pp, dp)
-SMALL_BUCKET = 1000  # bytes: cuts most matrices, and needs many exchanges
+SMALL_BUCKET = 4000  # bytes: cuts the embedding, and needs many exchanges
 
 
 def expected(weights: WeightLayout, canonical: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -60,7 +60,8 @@ def move(case: str, src: WeightLayout, dst: WeightLayout, source: dict, canonica
     planned = (transfer.bytes_sent(comm.rank), transfer.bytes_received(comm.rank))
     report(
         case, wrong_elements(destination, expected(dst, canonical, dtype)), counted != planned,
-        moved=comm.allreduce(mover.bytes_received), planned=transfer.total_bytes, lower_bound=transfer.lower_bound_bytes,
+        moved=comm.allreduce(mover.bytes_received), planned=transfer.total_bytes,
+        lower_bound=transfer.lower_bound_bytes,
     )
 
 

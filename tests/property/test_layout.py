@@ -19,8 +19,8 @@ from rlhf_dsl.diagnostics import DiagnosticError
 from runtime import draws
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 96, "vocab_size": 101,
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 101,
 }
 
 
@@ -129,7 +129,8 @@ def _chunk(array: np.ndarray, parts: int, i: int, axis: int = 0) -> np.ndarray:
 
 def _padded_rows(array: np.ndarray, parts: int, i: int) -> np.ndarray:
     rows = math.ceil(len(array) / parts)
-    return np.concatenate([array, np.full((rows * parts - len(array), *array.shape[1:]), -1)])[i * rows : (i + 1) * rows]
+    padding = np.full((rows * parts - len(array), *array.shape[1:]), -1)
+    return np.concatenate([array, padding])[i * rows : (i + 1) * rows]
 
 
 def _interleaved(shape: ModelShape, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -143,7 +144,9 @@ def _interleaved(shape: ModelShape, q: np.ndarray, k: np.ndarray, v: np.ndarray)
 def _megatron(shape: ModelShape, role: str, layout: ModelLayout, rank: int, w: dict[str, np.ndarray]) -> dict:
     at, tp = layout.coordinates(rank), layout.tp
     start, stop = stage_layers(shape.layers, layout.pp)[at.pp]
-    made = {"embedding.word_embeddings.weight": _padded_rows(w["model.embed_tokens.weight"], tp, at.tp)} if at.pp == 0 else {}
+    made = {}
+    if at.pp == 0:
+        made["embedding.word_embeddings.weight"] = _padded_rows(w["model.embed_tokens.weight"], tp, at.tp)
     for i, layer in enumerate(range(start, stop)):
         here, there = f"decoder.layers.{i}.", f"model.layers.{layer}."
         for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):

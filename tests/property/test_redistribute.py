@@ -21,8 +21,8 @@ SHAPE = ModelShape("llama", hidden=8, layers=4, heads=8, kv_heads=4, head_dim=2,
 
 def _region(weights: WeightLayout, rank: int, move) -> tuple[str, tuple[slice, ...]]:
     for piece in weights.pieces(rank):
-        inside = all(a <= b for a, b in zip(piece.start, move.start)) and all(a >= b for a, b in zip(piece.stop, move.stop))
-        if piece.tensor == move.tensor and inside:
+        below = all(a <= b for a, b in zip(piece.start, move.start))
+        if piece.tensor == move.tensor and below and all(a >= b for a, b in zip(piece.stop, move.stop)):
             start = [o + m - p for o, m, p in zip(piece.offset, move.start, piece.start)]
             return piece.local, box(start, [a + m - n for a, m, n in zip(start, move.stop, move.start)])
     raise AssertionError(f"rank {rank} does not hold {move}")
@@ -75,7 +75,8 @@ def test_training_to_generation_has_no_redundancy(data):
     train = data.draw(model_layouts(shape, "megatron"))
     degrees = [n for n in range(1, train.tp + 1) if train.tp % n == 0 and shape.kv_heads % n == 0]
     generate = generation_layout(train, data.draw(st.sampled_from(degrees)))
-    transfer = redistribute(WeightLayout(shape, "policy", train, "megatron"), WeightLayout(shape, "policy", generate, "torch"))
+    src, dst = WeightLayout(shape, "policy", train, "megatron"), WeightLayout(shape, "policy", generate, "torch")
+    transfer = redistribute(src, dst)
     for rank in train.ranks:
         assert transfer.redundant_bytes(rank) == 0
         for move in transfer.moves:
@@ -140,6 +141,7 @@ def test_a_large_model_plans_quickly():
     train = ModelLayout(tuple(range(64)), tp=8, pp=4, dp=2)
     generate = generation_layout(train, 4)
     assert not misfit(shape, train, "megatron") and not misfit(shape, generate, "torch")
-    transfer = redistribute(WeightLayout(shape, "policy", train, "megatron"), WeightLayout(shape, "policy", generate, "torch"), 2)
+    src, dst = WeightLayout(shape, "policy", train, "megatron"), WeightLayout(shape, "policy", generate, "torch")
+    transfer = redistribute(src, dst, itemsize=2)
     assert transfer.total_bytes == transfer.lower_bound_bytes
     assert max(map(transfer.redundant_bytes, train.ranks)) == 0

@@ -14,7 +14,7 @@ from compiler.weights import WeightLayout, misfit
 
 @st.composite
 def shapes(draw) -> ModelShape:
-    """Models of a few hundred parameters, with and without grouped queries, bias, tying and a vocabulary that divides."""
+    """Models of a few hundred parameters: grouped queries, bias, tying and a vocabulary that divides, or not."""
     kv_heads, group = draw(st.sampled_from([1, 2, 3, 4])), draw(st.sampled_from([1, 2, 4]))
     return ModelShape(
         family="qwen2", hidden=draw(st.integers(1, 6)), layers=draw(st.integers(1, 5)), heads=kv_heads * group,
@@ -49,9 +49,9 @@ def box(start, stop) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in zip(start, stop))
 
 
-def local_arrays(weights: WeightLayout, rank: int, whole: dict[str, np.ndarray], padding: int = -1) -> dict[str, np.ndarray]:
-    """The local tensors of a rank as its pieces say."""
-    made = {name: np.full(size, padding) for name, size in weights.local_tensors(rank).items()}
+def local_arrays(weights: WeightLayout, rank: int, whole: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The local tensors of a rank as its pieces say, padding being -1."""
+    made = {name: np.full(size, -1) for name, size in weights.local_tensors(rank).items()}
     for piece in weights.pieces(rank):
         end = [o + n for o, n in zip(piece.offset, piece.size)]
         made[piece.local][box(piece.offset, end)] = whole[piece.tensor][box(piece.start, piece.stop)]

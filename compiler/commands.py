@@ -1,0 +1,118 @@
+"""`rlflowc compile` and `rlflowc explain`: what is read, written and printed around the compiler."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Optional
+
+from compiler.cluster import Cluster, local_cluster, read_cluster
+from compiler.compile import compile_program, lower_and_transform, program_folder, read_shapes
+from compiler.explain import explain_json, explain_text
+from compiler.ir import FlowGraph
+from compiler.placement import place
+from compiler.plan import Plan
+from compiler.verify import load_plan
+from rlhf_dsl.diagnostics import fault
+from rlhf_dsl.frontend import load
+from rlhf_dsl.source import STDIN
+from rlhf_dsl.terminal import put_json, say, show
+from rlhf_dsl.typed import Checked
+
+GRAPH, PASSES = "graph", "passes"  # stages to stop after; the third is "plan"
+
+
+def compile_command(args: Namespace) -> int:
+    """Writes the plan to `args.output`, or prints it; `args.stop_after` prints an earlier stage."""
+    checked = load_program(args)
+    observer = _Observer(args)
+    if args.stop_after in (GRAPH, PASSES):
+        print(_stage(checked, args, observer), end="")
+    else:
+        plan = compile_program(checked, cluster_of(args), args.ranks, observer)
+        _write(plan.to_json(), args.output)
+    if args.time_passes:
+        observer.report()
+    return 0
+
+
+def explain_command(args: Namespace) -> int:
+    """Prints what a program's or a plan file's plan does where, with estimates."""
+    began = time.perf_counter()
+    cluster = cluster_of(args)
+    plan = load_plan(Path(args.program)) if is_plan(args.program) else compile_file(args, args.ranks)[0]
+    seconds = time.perf_counter() - began
+    if args.json:
+        put_json(explain_json(plan, cluster, seconds))
+    else:
+        print(explain_text(plan, cluster), end="")
+    return 0
+
+
+def compile_file(args: Namespace, ranks: Optional[int]) -> tuple[Plan, str]:
+    """(plan, text) of the program `args.program` on `ranks` ranks, or on a number that fits if None."""
+    checked = load_program(args)
+    return compile_program(checked, cluster_of(args), ranks), checked.text
+
+
+def is_plan(path: str) -> bool:
+    """Whether the command line means a plan file: by its name."""
+    return path != STDIN and path.endswith(".json")
+
+
+def load_program(args: Namespace) -> Checked:
+    """The checked program; its warnings go to standard error."""
+    checked = load(args.program, dict(args.set))
+    show(checked.warnings, args.color)
+    return checked
+
+
+def cluster_of(args: Namespace) -> Cluster:
+    """The cluster of `--cluster`, or this machine."""
+    return read_cluster(Path(args.cluster)) if args.cluster else local_cluster()
+
+
+def _stage(checked: Checked, args: Namespace, observer: "_Observer") -> str:
+    shapes = read_shapes(checked, program_folder(checked.path))
+    placement = place(checked, shapes, cluster_of(args), args.ranks)
+    lower_and_transform(checked, placement, observer)
+    graph = observer.graphs[GRAPH if args.stop_after == GRAPH else list(observer.graphs)[-1]]
+    return graph.to_json() if args.json else str(graph)
+
+
+def _write(text: str, output: Optional[str]) -> None:
+    """Beside its place, then renamed: a file of that name is a whole plan."""
+    if not output or output == STDIN:
+        sys.stdout.write(text)
+        return
+    path = Path(output)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise fault("P0111", place=output, reason=error.strerror or str(error)) from None
+    say(f"wrote {output}")
+
+
+class _Observer:
+    """Shows graphs after passes as they come, and keeps their times."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.wanted = args.print_after or ""
+        self.graphs: dict[str, FlowGraph] = {}
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, graph: FlowGraph, seconds: float) -> None:
+        self.graphs[name], self.seconds[name] = graph, seconds
+        if self.wanted in ("all", name):
+            say(f"# after {name}\n{graph}")
+
+    def report(self) -> None:
+        for name, seconds in self.seconds.items():
+            say(f"{name:18}{seconds * 1e3:8.2f} ms")
+        say(f"{'all':18}{sum(self.seconds.values()) * 1e3:8.2f} ms")

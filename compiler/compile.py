@@ -1,0 +1,80 @@
+"""A checked program becomes a verified plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Callable, Optional
+
+from compiler.cluster import Cluster, local_cluster
+from compiler.emit import Target, emit
+from compiler.ir import FlowGraph
+from compiler.lower import lower
+from compiler.passes import pipeline
+from compiler.placement import place
+from compiler.plan import Plan
+from compiler.shapes import ModelShape, shape_from_config
+from compiler.sources import resolve_model
+from compiler.verify import verify_plan
+from rlhf_dsl.diagnostics import DiagnosticError, fault
+from rlhf_dsl.source import STDIN, Source
+from rlhf_dsl.typed import Checked
+
+Observer = Callable[[str, FlowGraph, float], None]  # (pass, graph after it, its seconds)
+
+
+def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: Optional[int] = None,
+                    observe: Observer = lambda name, graph, seconds: None) -> Plan:
+    """The plan of `checked` on `cluster` (this machine), on `ranks` ranks (a number that constraints and cluster allow).
+
+    Raises DiagnosticError: P01 where no plan is possible, R013 for a model's folder, P0202 for a plan that fails its proof.
+    """
+    cluster = cluster or local_cluster()
+    folder = program_folder(checked.path)
+    shapes = read_shapes(checked, folder)
+    placement = place(checked, shapes, cluster, ranks)
+    graph = lower_and_transform(checked, placement, observe)
+    plan = emit(checked, graph, Target(cluster.digest, placement.world, str(folder), shapes))
+    verify_plan(plan, checked.path)
+    return plan
+
+
+def lower_and_transform(checked: Checked, placement, observe: Observer) -> FlowGraph:
+    """The graph after all passes; each is verified."""
+    graph = _observed("graph", lambda: lower(checked), observe)
+    for one in pipeline(checked, placement):
+        graph = _observed(one.name, lambda one=one, graph=graph: one(graph), observe)
+    return graph
+
+
+def _observed(name: str, make: Callable[[], FlowGraph], observe: Observer) -> FlowGraph:
+    began = time.perf_counter()
+    graph = make()
+    observe(name, graph, time.perf_counter() - began)
+    wrong = graph.verify()
+    if wrong:
+        raise fault("P0202", reason=f"after the pass `{name}`, {wrong[0]}")
+    return graph
+
+
+def program_folder(path: str) -> Path:
+    """Where relative paths of a program start: its folder, or the working directory for standard input."""
+    return Path.cwd() if path == STDIN else Path(path).resolve().parent
+
+
+def read_shapes(checked: Checked, folder: Path) -> dict[str, ModelShape]:
+    """The shape of each model. A folder that cannot be read is reported at the model's line."""
+    shapes = {}
+    for model in checked.models.values():
+        try:
+            shapes[model.name] = shape_from_config(resolve_model(model.source, folder))
+        except DiagnosticError as error:
+            raise _at(error, checked, model.span) from error
+    return shapes
+
+
+def _at(error: DiagnosticError, checked: Checked, span) -> DiagnosticError:
+    source = Source(checked.path, checked.text)
+    placed = (d if d.span else dataclasses.replace(d, span=span, source=source) for d in error.diagnostics)
+    return DiagnosticError(placed, error.exit_code)

@@ -1,0 +1,222 @@
+"""A scheduled flow graph becomes a plan: instructions, tables of what they refer to, and nothing of the source but its lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Mapping
+
+from compiler import names
+from compiler.exprs import call_temperature, walk
+from compiler.ir import FlowGraph, Op
+from compiler.plan import (
+    ColumnSpec, DataSpec, DimSpec, ExprRow, LayoutSpec, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
+)
+from compiler.shapes import ModelShape
+from compiler.steps import (
+    HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, Named, NextState, OptimizerStep,
+    PyOpCall, Record, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
+)
+from compiler.transitions import weight_transfer
+from rlhf_dsl.ast import Span
+from rlhf_dsl.source import Source
+from rlhf_dsl.typed import Checked, Expr
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is made for: `cluster` is its digest, `folder` that of the program, absolute."""
+
+    cluster: str
+    world: int
+    folder: str
+    shapes: Mapping[str, ModelShape]
+
+
+def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
+    """The plan of a graph that all passes have seen."""
+    emitter = _Emitter(checked, graph, target)
+    used = {op.model for op in graph.ops if op.model}
+    plan = Plan(
+        program=ProgramInfo(checked.name, checked.path, target.folder, hashlib.sha256(checked.text.encode()).hexdigest()),
+        cluster=target.cluster, world=target.world,
+        run=RunSpec(checked.run.steps, checked.run.epochs, checked.run.seed, checked.run.lag),
+        dims={d.name: DimSpec(d.size, d.ragged, d.root, d.response, d.lead) for d in checked.dims.values()},
+        models={m.name: emitter.model(m) for m in checked.models.values() if m.name in used},
+        layouts=graph.side["layouts"], data=tuple(emitter.data()), ops=_ops(checked, emitter),
+        setup=tuple(emitter.section(names.SETUP)), steps=tuple(emitter.iteration()), evals=tuple(emitter.evaluations()),
+        states={s.name: emitter.table.id(s.init) for s in checked.states.values()},
+        settings={p.name: p.value for p in checked.params.values()}, assume=_assumed(checked), exprs=(),
+    )
+    program = dataclasses.replace(plan.program, lines=emitter.lines.texts())
+    return dataclasses.replace(plan, program=program, exprs=tuple(emitter.table.rows))
+
+
+def _assumed(checked: Checked) -> dict[str, int]:
+    return {key: value for c in checked.constraints if not c.model for key, value in c.items}
+
+
+def _ops(checked: Checked, emitter: "_Emitter") -> dict[str, OpSpec]:
+    return {
+        op.name: OpSpec(op.module, str(Path(op.file).resolve()), op.args, op.result, op.batched, op.timeout, op.on_error, emitter.lines.at(op.span))
+        for op in checked.ops.values()
+    }
+
+
+class _Lines:
+    """Line numbers of spans; remembers which lines the plan refers to."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.used: set[int] = set()
+
+    def at(self, span: Span) -> int:
+        if span == Span():
+            return 0
+        line = self.source.position(span.start)[0]
+        self.used.add(line)
+        return line
+
+    def texts(self) -> dict[str, str]:
+        return {str(line): self.source.line(line) for line in sorted(self.used)}
+
+
+class _Table:
+    """The flat table of expressions, arguments first, in the order of first use."""
+
+    def __init__(self, lines: _Lines) -> None:
+        self.lines = lines
+        self.ids: dict[Expr, int] = {}
+        self.rows: list[ExprRow] = []
+
+    def id(self, root: Expr) -> int:
+        for expr in walk(root, stop=self.ids.__contains__):
+            if expr not in self.ids:
+                self.ids[expr] = len(self.rows)
+                args = tuple(self.ids[a] for a in expr.args)
+                self.rows.append(ExprRow(expr.op, args, dict(expr.attrs), expr.type.elem, expr.type.dims,
+                                         tuple(sorted(expr.grad)), self.lines.at(expr.span)))
+        return self.ids[root]
+
+
+class _Emitter:
+    def __init__(self, checked: Checked, graph: FlowGraph, target: Target) -> None:
+        self.checked, self.graph, self.target = checked, graph, target
+        self.lines = _Lines(Source(checked.path, checked.text))
+        self.table = _Table(self.lines)
+
+    # ---- sections
+
+    def iteration(self) -> Iterator[Step]:
+        yield from self.section(names.ROLLOUT)
+        for update in self.checked.updates:
+            before = tuple(self.section(names.before(update.index)))
+            body = tuple(self.section(names.update(update.index)))
+            yield UpdateLoop(names.prefix("update", update.index)[:-1], update.index, update.epochs, update.minibatches,
+                             update.roots, before, body, self.lines.at(update.span))
+        if self.checked.states:
+            yield CommitStates()
+        yield from self.section(names.COMMIT)
+
+    def evaluations(self) -> Iterator[EvalSection]:
+        for index, section in enumerate(self.checked.evals):
+            steps = tuple(self.section(names.evaluation(index)))
+            yield EvalSection(names.prefix("eval", index)[:-1], section.every, section.roots, steps, self.lines.at(section.span))
+
+    def section(self, phase: str) -> Iterator[Step]:
+        for op in self.graph.phase(phase):
+            yield _MAKERS[op.kind](self, op)
+
+    # ---- tables
+
+    def model(self, model) -> ModelSpec:
+        shape = dataclasses.asdict(self.target.shapes[model.name])
+        return ModelSpec(model.role, model.source, shape, model.optimizer, self.lines.at(model.span))
+
+    def data(self) -> Iterator[DataSpec]:
+        used = {(op.attr("root"), c) for op in self.graph.ops if op.kind == "data" for c in op.attr("columns")}
+        for source in self.checked.data:
+            if any((source.root, c.name) in used for c in source.columns):
+                columns = tuple(
+                    ColumnSpec(c.name, c.field, c.type.elem, c.type.dims, c.response, c.after, c.policy, self.lines.at(c.span))
+                    for c in source.columns)
+                yield DataSpec(source.root, source.kind, source.path, columns, self.lines.at(source.span))
+
+    # ---- steps
+
+    def named(self, value: str) -> Named:
+        """A value under its own name, wherever the copy at hand lies."""
+        found = self.graph.values[value]
+        return Named(found.base or value, self.table.id(found.expr))
+
+    def results(self, op: Op) -> tuple[Named, ...]:
+        return tuple(self.named(n) for n in op.outputs if self.graph.values[n].expr is not None)
+
+    def batching(self, layout: str) -> dict[str, int]:
+        return dataclasses.asdict(self.graph.side["batching"][layout])
+
+    def load(self, op: Op) -> Load:
+        return Load(op.attr("root"), op.attr("columns"), self.lines.at(op.span))
+
+    def reshard(self, op: Op) -> Reshard:
+        role = self.checked.models[op.model].role
+        moved = weight_transfer(self.target.shapes[op.model], role, self.graph.side["layouts"], op.attr("src"), op.attr("dst"))
+        return Reshard(op.name, op.model, op.attr("src"), op.attr("dst"), moved.total_bytes, self.lines.at(op.span))
+
+    def transfer(self, op: Op) -> Transfer:
+        moved = tuple(self.named(n) for n in op.attr("moved"))
+        return Transfer(op.name, moved, op.attr("src"), op.attr("dst"), self.lines.at(op.span))
+
+    def generate(self, op: Op) -> Generate:
+        expr = op.attr("expr")
+        layout = self.graph.values[op.outputs[0]].layout
+        return Generate(op.name, self.table.id(expr), self.table.id(expr.args[0]), op.model, layout, self.lines.at(op.span))
+
+    def forward(self, op: Op) -> Forward:
+        layout = self.graph.values[op.outputs[0]].layout
+        call = op.attr("calls")[0]
+        return Forward(op.name, self.results(op), self.table.id(call.args[0]), op.model, layout, call_temperature(call),
+                       minibatch=names.is_update(op.phase), line=self.lines.at(op.span), **self.batching(layout))
+
+    def equation(self, op: Op) -> Equation:
+        return Equation(op.name, self.results(op), names.is_update(op.phase), self.lines.at(op.span))
+
+    def pyop(self, op: Op) -> PyOpCall:
+        return PyOpCall(op.name, self.table.id(op.attr("expr")), names.is_update(op.phase), self.lines.at(op.span))
+
+    def keep(self, op: Op) -> KeepRows:
+        return KeepRows(op.name, op.attr("index"), self.table.id(op.attr("expr")), op.attr("refill"), self.lines.at(op.span))
+
+    def metric(self, op: Op) -> Record:
+        return Record(op.attr("metric"), self.table.id(op.attr("expr")), self.lines.at(op.span))
+
+    def state(self, op: Op) -> NextState:
+        return NextState(op.attr("state"), self.table.id(op.attr("expr")), self.lines.at(op.span))
+
+    def statistics(self, op: Op) -> Statistics:
+        return Statistics(op.name, self.results(op), self.lines.at(op.span))
+
+    def train(self, op: Op) -> TrainStep:
+        layout = names.layout_name(op.model, "train")
+        value_of = {v.expr: n for n, v in self.graph.values.items() if v.expr is not None and v.layout == HOME}
+        calls = tuple(self.named(value_of[e]) for e in op.attr("calls"))
+        constants = tuple(self.named(value_of[e]) for e in op.attr("constants"))
+        return TrainStep(
+            op.name, op.model, layout, self.table.id(op.attr("objective")), self.table.id(op.attr("partial")),
+            op.attr("maximize"), calls, constants, op.attr("unit"), line=self.lines.at(op.span), **self.batching(layout))
+
+    def optimizer(self, op: Op) -> OptimizerStep:
+        return OptimizerStep(op.name, op.model, self.lines.at(op.span))
+
+    def action(self, op: Op) -> Action:
+        return Action(op.name, op.attr("every"), op.attr("action"), op.attr("args"), self.lines.at(op.span))
+
+
+_MAKERS = {
+    "data": _Emitter.load, "generate": _Emitter.generate, "forward": _Emitter.forward, "equation": _Emitter.equation,
+    "pyop": _Emitter.pyop, "keep": _Emitter.keep, "metric": _Emitter.metric, "state": _Emitter.state,
+    "statistics": _Emitter.statistics, "train": _Emitter.train, "optimizer": _Emitter.optimizer,
+    "reshard": _Emitter.reshard, "transfer": _Emitter.transfer, "action": _Emitter.action,
+}

@@ -1,0 +1,248 @@
+"""Proves of a plan, before anything starts, what would otherwise be found out by a hanging or wrong run.
+
+Every value is made before it is used, and lies where it is used; every weight arrives exactly once; degrees divide what they
+cut; all ranks walk one list of steps, so that each meets its peers in every transfer and collective.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Iterable, Iterator
+
+from compiler import codec
+from compiler.plan import Plan
+from compiler.redistribute import WeightTransfer
+from compiler.steps import HOME, UpdateLoop
+from compiler.transitions import weight_transfer
+from compiler.wellformed import all_steps, reference_faults, shape_of, table_faults
+from rlhf_dsl.diagnostics import fault
+
+MADE = frozenset(("data", "generate", "reply", "call", "pyop", "next_state"))  # a step makes them, equations cannot
+
+
+def load_plan(path: Path) -> Plan:
+    """A plan file, verified. Raises DiagnosticError P0201 (no plan) or P0202 (one that does not hold together)."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise fault("P0201", place=str(path), reason=getattr(error, "strerror", None) or "not text") from None
+    try:
+        plan = Plan.from_json(text)
+    except codec.CodecError as error:
+        raise fault("P0201", place=str(path), reason=str(error)) from None
+    verify_plan(plan, str(path))
+    return plan
+
+
+def verify_plan(plan: Plan, place: str = "") -> None:
+    """Raises DiagnosticError P0202 with the first thing that is wrong."""
+    reason = next(faults(plan), None)
+    if reason is not None:
+        raise fault("P0202", place=place, reason=reason)
+
+
+def walk(plan: Plan) -> Iterator[Any]:
+    """Every step of a plan, those of update loops after their loop, in an order that all ranks share."""
+    return (step for _, step in all_steps(plan))
+
+
+def faults(plan: Plan) -> Iterator[str]:
+    """Everything that is wrong, the most basic first; later checks rely on earlier ones."""
+    for check in (table_faults, reference_faults, _flow_faults, _weight_faults):
+        found = False
+        try:
+            for reason in check(plan):
+                found = True
+                yield reason
+        except codec.CodecError as error:
+            found = True
+            yield str(error)
+        if found:
+            return
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+def _flow_faults(plan: Plan) -> Iterator[str]:
+    setup = _Flow(plan, "setup", frozenset())
+    yield from setup.walk(plan.setup)
+    ready = frozenset(s.dst for s in plan.setup if s.op == "reshard")
+    yield from _Flow(plan, "steps", ready).walk(plan.steps)
+    for section in plan.evals:
+        yield from _Flow(plan, section.name, ready).walk(section.steps)
+    yield from _training_faults(plan)
+
+
+class _Flow:
+    """What is known where, at a point of one section. at: place -> ids of expressions; weights: layouts that hold them."""
+
+    def __init__(self, plan: Plan, where: str, weights: frozenset[str]) -> None:
+        self.plan, self.where = plan, where
+        self.at: dict[str, set[int]] = defaultdict(set)
+        self.weights = set(weights)
+        self.states = set()
+        self.checks = {
+            "load": self._load, "reshard": self._reshard, "transfer": self._transfer, "generate": self._generate,
+            "forward": self._forward, "equation": self._equation, "pyop": self._pyop, "keep": self._evaluate,
+            "record": self._evaluate, "next_state": self._next_state, "statistics": self._statistics, "train": self._train,
+            "update": self._update,
+        }
+
+    def walk(self, steps: Iterable[Any]) -> Iterator[str]:
+        for i, step in enumerate(steps):
+            check = self.checks.get(step.op)
+            for reason in check(step) if check else ():
+                yield f"{self.where}[{i}] `{step.name}`: {reason}"
+
+    # ---- one kind of step each
+
+    def _load(self, step: Any) -> Iterator[str]:
+        exprs = self.plan.exprs
+        self.at[HOME] |= {i for i, e in enumerate(exprs) if e.op == "data" and e.attrs["column"] in step.columns}
+        yield from ()
+
+    def _reshard(self, step: Any) -> Iterator[str]:
+        self.weights.add(step.dst)
+        yield from ()
+
+    def _transfer(self, step: Any) -> Iterator[str]:
+        for value in step.values:
+            if step.src == HOME:
+                yield from self._missing([value.expr])
+            elif value.expr not in self.at[step.src]:
+                yield f"`{value.name}` is not at {step.src}"
+            self.at[step.dst].add(value.expr)
+
+    def _generate(self, step: Any) -> Iterator[str]:
+        if step.layout not in self.weights:
+            yield f"no weights were moved to {step.layout}"
+        if step.prompts not in self.at[step.layout]:
+            yield f"its prompts are not at {step.layout}"
+        self.at[step.layout].add(step.expr)
+
+    def _forward(self, step: Any) -> Iterator[str]:
+        if step.response not in self.at[step.layout]:
+            yield f"its response is not at {step.layout}"
+        self.at[step.layout] |= {call.expr for call in step.calls}
+
+    def _equation(self, step: Any) -> Iterator[str]:
+        yield from self._missing(v.expr for v in step.values)
+        self.at[HOME] |= {v.expr for v in step.values}
+
+    def _pyop(self, step: Any) -> Iterator[str]:
+        yield from self._missing(self.plan.exprs[step.expr].args)
+        self.at[HOME].add(step.expr)
+
+    def _evaluate(self, step: Any) -> Iterator[str]:
+        yield from self._missing([step.expr])
+
+    def _next_state(self, step: Any) -> Iterator[str]:
+        yield from self._missing([step.expr])
+        self.at[HOME] |= {i for i, e in enumerate(self.plan.exprs) if e.op == "next_state" and e.attrs["name"] == step.name}
+
+    def _statistics(self, step: Any) -> Iterator[str]:
+        yield from self._missing(v.expr for v in step.exprs)
+        self.at[HOME] |= {v.expr for v in step.exprs}
+
+    def _train(self, step: Any) -> Iterator[str]:
+        exprs, there = self.plan.exprs, self.at[step.layout]
+        for call in step.calls:
+            if not exprs[call.expr].args or exprs[call.expr].args[0] not in there:
+                yield f"the response of `{call.name}` is not at {step.layout}"
+        for value in step.constants:
+            yield from self._missing([value.expr])
+            if exprs[value.expr].dims and value.expr not in there:
+                yield f"`{value.name}` is not at {step.layout}"
+        known = {v.expr for v in (*step.calls, *step.constants)}
+        yield from self._missing([step.partial], known)
+        self.at[step.layout] |= {call.expr for call in step.calls}
+
+    def _update(self, loop: UpdateLoop) -> Iterator[str]:
+        """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count in the body."""
+        yield from self.walk(loop.before)
+        body = _Flow(self.plan, f"{self.where}.{loop.name}.body", frozenset(self.weights))
+        body.at[HOME] = set(self.at[HOME])
+        yield from body.walk(loop.body)
+
+    # ---- expressions
+
+    def _missing(self, ids: Iterable[int], known: Iterable[int] = ()) -> Iterator[str]:
+        """Leaves below `ids` that no step has made; they are looked for at home, or in `known` where it is given."""
+        present = set(known) or self.at[HOME]
+        stack, seen = list(ids), set()
+        while stack:
+            i = stack.pop()
+            row = self.plan.exprs[i]
+            if i in seen or i in present:
+                continue
+            seen.add(i)
+            if row.op in MADE:
+                yield f"it reads exprs[{i}], {_told(row)}, before that is made"
+            else:
+                stack.extend(row.args)
+
+
+def _told(row: Any) -> str:
+    words = [str(row.attrs[k]) for k in ("model", "operation", "name", "column") if k in row.attrs]
+    return f"a `{row.op}` ({'.'.join(words)})"
+
+
+def _training_faults(plan: Plan) -> Iterator[str]:
+    """In a mini-batch: outputs before any optimizer step, and one such step for each model that was trained."""
+    for loop in (s for s in plan.steps if isinstance(s, UpdateLoop)):
+        trained = [s.model for s in loop.body if s.op == "train"]
+        stepped = [s.model for s in loop.body if s.op == "optimizer"]
+        if sorted(trained) != sorted(stepped) or len(set(trained)) != len(trained):
+            yield f"`{loop.name}` trains {', '.join(trained) or 'nothing'} and steps {', '.join(stepped) or 'nothing'}"
+        first = next((i for i, s in enumerate(loop.body) if s.op == "optimizer"), len(loop.body))
+        if any(s.op != "optimizer" for s in loop.body[first:]):
+            yield f"`{loop.name}` computes something after an optimizer step"
+        if any(plan.models[m].optimizer is None for m in stepped):
+            yield f"`{loop.name}` steps a model without an optimizer"
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+def _weight_faults(plan: Plan) -> Iterator[str]:
+    for where, step in all_steps(plan):
+        if step.op != "reshard":
+            continue
+        shape, role = shape_of(plan, step.model), plan.models[step.model].role
+        transfer = weight_transfer(shape, role, plan.layouts, step.src, step.dst)
+        if transfer.total_bytes != step.total_bytes:
+            yield f"{where} says {step.total_bytes} bytes, its layouts say {transfer.total_bytes}"
+        yield from (f"{where}: {reason}" for reason in arrival_faults(transfer))
+
+
+def arrival_faults(transfer: WeightTransfer) -> Iterator[str]:
+    """Elements of the destination that do not arrive exactly once."""
+    arriving: dict[tuple[int, str], list] = defaultdict(list)
+    for move in transfer.moves:
+        arriving[move.dst_rank, move.tensor].append((move.start, move.stop))
+    for rank in transfer.dst.layout.ranks:
+        wanted: dict[str, int] = defaultdict(int)
+        for piece in transfer.dst.pieces(rank):
+            wanted[piece.tensor] += piece.elements
+        for tensor, elements in wanted.items():
+            boxes = arriving.pop((rank, tensor), [])
+            if sum(map(_volume, boxes)) != elements or _overlap(boxes):
+                yield f"rank {rank} does not get each element of `{tensor}` once"
+    for rank, tensor in arriving:
+        yield f"rank {rank} gets `{tensor}`, which it does not hold"
+
+
+def _volume(box: tuple) -> int:
+    return math.prod(b - a for a, b in zip(*box))
+
+
+def _overlap(boxes: list[tuple]) -> bool:
+    ordered = sorted(boxes)
+    return any(_meet(a, b) for i, a in enumerate(ordered) for b in ordered[i + 1:])
+
+
+def _meet(a: tuple, b: tuple) -> bool:
+    return all(max(p, q) < min(r, s) for p, r, q, s in zip(a[0], a[1], b[0], b[1]))
+
+

@@ -1,0 +1,114 @@
+"""`plan:`: constraints for the compiler."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from rlhf_dsl import ast
+from rlhf_dsl.checking.context import Context
+from rlhf_dsl.checking.names import lookup
+from rlhf_dsl.checking.settings import AT_LEAST_1, keyword_settings, setting
+from rlhf_dsl.diagnostics import Label, did_you_mean
+from rlhf_dsl.typed import Constraint
+
+STAGES = ("train", "forward", "generate")
+DEGREES = {"tp": AT_LEAST_1, "pp": AT_LEAST_1, "dp": AT_LEAST_1}
+ASSUMED = {"prompt": AT_LEAST_1, "response": AT_LEAST_1}
+COUNTS = ("micro_batch", "tokens", "devices")
+ENGINES = ("megatron", "torch", "vllm")
+ITEMS = ("parallel", *COUNTS, "engine", "colocate")
+_SIGNATURES = {"parallel": "parallel(tp=, pp=, dp=)", "engine": f"engine({' or '.join(ENGINES)})",
+               "colocate": "colocate(model)", **{name: f"{name}(N)" for name in COUNTS}}
+
+
+def plan(cx: Context, section: ast.Section) -> tuple[Constraint, ...]:
+    """All constraints of the section."""
+    keyword_settings(cx, "plan", section.keywords, {})
+    lines = [_constraint(cx, line) for line in section.body if isinstance(line, ast.Constraint)]
+    return tuple(line for line in lines if line is not None)
+
+
+def _constraint(cx: Context, line: ast.Constraint) -> Optional[Constraint]:
+    head = line.target[0]
+    if head.id == "assume" and len(line.target) == 1 and cx.scope.find("assume") is None:
+        for item in line.items:
+            help = "it is `assume: prompt=N, response=N`"
+            cx.error("E0506", item.span, where="assume", name=_item_name(item), help=help)
+        return Constraint("", "", tuple(keyword_settings(cx, "assume", line.keywords, ASSUMED).items()), line.span)
+    found = lookup(cx, head, "model")
+    stage = line.target[1].id if len(line.target) > 1 else ""
+    if found is None or not _stage_fits(cx, line, found.name, stage):
+        return None
+    for keyword in line.keywords:
+        cx.error("E0506", keyword.name_span, where="plan", name=keyword.name, help=did_you_mean(keyword.name, ITEMS))
+    items: dict[str, Any] = {}
+    for item in line.items:
+        for name, value in _item(cx, item, found.name).items():
+            if name in items:
+                cx.error("E0508", item.span, name=name, other=name, help="give it once")
+            items[name] = value
+    return Constraint(found.name, stage, tuple(items.items()), line.span)
+
+
+def _stage_fits(cx: Context, line: ast.Constraint, name: str, stage: str) -> bool:
+    model = cx.tables.models.get(name)
+    if not stage or model is None:
+        return model is not None
+    place = line.target[1].span
+    if stage not in STAGES:
+        cx.error("E0510", place, name=stage, help=did_you_mean(stage, STAGES))
+        return False
+    reason = ""
+    if stage == "train" and model.optimizer is None:
+        reason = "it is frozen"
+    elif stage == "generate" and model.role != "policy":
+        reason = f"it is a {model.role}"
+    if reason:
+        cx.error("E0511", place, [Label(model.span, reason)], model=name, stage=stage, reason=reason)
+    return not reason
+
+
+def _item_name(item: ast.Expr) -> str:
+    func = item.func if isinstance(item, ast.Call) else item
+    return func.id if isinstance(func, ast.Name) else "this"
+
+
+def _item(cx: Context, item: ast.Expr, model: str) -> dict[str, Any]:
+    name = _item_name(item)
+    if name not in ITEMS or not isinstance(item, ast.Call):
+        cx.error("E0506", item.span, where="plan", name=name,
+                 help=f"it is `{_SIGNATURES[name]}`" if name in ITEMS else did_you_mean(name, ITEMS))
+        return {}
+    if name == "parallel" and not item.args:
+        return keyword_settings(cx, name, item.keywords, DEGREES)
+    if item.keywords or not item.args or name == "parallel" or len(item.args) > 1 and name != "colocate":
+        cx.error("E0109", item.span, name=name, expected="other arguments", given=len(item.args) + len(item.keywords),
+                 help=f"it is `{_SIGNATURES[name]}`")
+        return {}
+    if name in COUNTS:
+        value = setting(cx, name, item.args[0], AT_LEAST_1)
+        return {} if value is None else {name: value}
+    return _engine(cx, item.args[0]) if name == "engine" else _colocate(cx, item, model)
+
+
+def _engine(cx: Context, node: ast.Expr) -> dict[str, Any]:
+    name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.String) else None
+    if name not in ENGINES:
+        cx.error("E0507", node.span, name="engine", rule=" or ".join(f"`{e}`" for e in ENGINES), value=name or "this",
+                 help=did_you_mean(str(name), ENGINES))
+        return {}
+    return {"engine": name}
+
+
+def _colocate(cx: Context, item: ast.Call, model: str) -> dict[str, Any]:
+    names = []
+    for node in item.args:
+        if not isinstance(node, ast.Name):
+            cx.error("E0105", node.span, name="this", kind="an expression", wanted="a model")
+            continue
+        found = lookup(cx, node, "model")
+        if found is not None and found.name == model:
+            cx.error("E0507", node.span, name="colocate", rule="another model", value=model)
+        elif found is not None:
+            names.append(found.name)
+    return {"colocate": tuple(names)} if names else {}
