@@ -51,7 +51,7 @@ class Cluster:
 
 
 def local_cluster() -> Cluster:
-    """This machine, a device a physical core. Its rates are round numbers for one core of a current CPU, good for shares."""
+    """This machine, a device a physical core. Its rates are round numbers for one core of a CPU, good for shares."""
     cores = physical_cores()
     device = Device(flops=2e10, memory=_memory() / cores, memory_bandwidth=1e10)
     return Cluster("local", 1, cores, device, intra_bandwidth=1e9, inter_bandwidth=1e9, latency=1e-4)

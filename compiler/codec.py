@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON values and back; what comes back is checked against the annotations.
 
-A field that holds its default is left out, so that small things stay small and new fields can be added; unknown keys are
-ignored for the same reason. Classes with a class variable `op` are told apart by it.
+A field that holds its default is left out, so that small things stay small and new fields can be added; unknown keys
+are ignored for the same reason. Classes with a class variable `op` are told apart by it.
 """
 
 from __future__ import annotations

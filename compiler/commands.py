@@ -7,29 +7,32 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Sequence
 
 from compiler.cluster import Cluster, local_cluster, read_cluster
 from compiler.compile import compile_program, lower_and_transform, program_folder, read_shapes
 from compiler.explain import explain_json, explain_text
 from compiler.ir import FlowGraph
+from compiler.passes import NAMES
 from compiler.placement import place
 from compiler.plan import Plan
 from compiler.verify import load_plan
-from rlhf_dsl.diagnostics import fault
+from rlhf_dsl.diagnostics import did_you_mean, fault
 from rlhf_dsl.frontend import load
 from rlhf_dsl.source import STDIN
 from rlhf_dsl.terminal import put_json, say, show
 from rlhf_dsl.typed import Checked
 
-GRAPH, PASSES = "graph", "passes"  # stages to stop after; the third is "plan"
+STAGES = ("graph", *NAMES)  # those before the plan
 
 
 def compile_command(args: Namespace) -> int:
     """Writes the plan to `args.output`, or prints it; `args.stop_after` prints an earlier stage."""
+    _check_stage("--stop-after", args.stop_after, (*STAGES, "plan"))
+    _check_stage("--print-after", args.print_after, (*STAGES, "all"))
     checked = load_program(args)
-    observer = _Observer(args)
-    if args.stop_after in (GRAPH, PASSES):
+    observer = _Observer(args.print_after)
+    if args.stop_after in STAGES:
         print(_stage(checked, args, observer), end="")
     else:
         plan = compile_program(checked, cluster_of(args), args.ranks, observer)
@@ -79,8 +82,12 @@ def _stage(checked: Checked, args: Namespace, observer: "_Observer") -> str:
     shapes = read_shapes(checked, program_folder(checked.path))
     placement = place(checked, shapes, cluster_of(args), args.ranks)
     lower_and_transform(checked, placement, observer)
-    graph = observer.graphs[GRAPH if args.stop_after == GRAPH else list(observer.graphs)[-1]]
-    return graph.to_json() if args.json else str(graph)
+    return str(observer.graphs[args.stop_after])
+
+
+def _check_stage(option: str, given: Optional[str], known: Sequence[str]) -> None:
+    if given and given not in known:
+        raise fault("E0005", reason=f"{option}: unknown stage `{given}`", help=did_you_mean(given, known))
 
 
 def _write(text: str, output: Optional[str]) -> None:
@@ -95,15 +102,15 @@ def _write(text: str, output: Optional[str]) -> None:
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise fault("P0111", place=output, reason=error.strerror or str(error)) from None
+        raise fault("P0110", place=output, reason=error.strerror or str(error)) from None
     say(f"wrote {output}")
 
 
 class _Observer:
     """Shows graphs after passes as they come, and keeps their times."""
 
-    def __init__(self, args: Namespace) -> None:
-        self.wanted = args.print_after or ""
+    def __init__(self, wanted: Optional[str]) -> None:
+        self.wanted = wanted
         self.graphs: dict[str, FlowGraph] = {}
         self.seconds: dict[str, float] = {}
 

@@ -26,9 +26,9 @@ Observer = Callable[[str, FlowGraph, float], None]  # (pass, graph after it, its
 
 def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: Optional[int] = None,
                     observe: Observer = lambda name, graph, seconds: None) -> Plan:
-    """The plan of `checked` on `cluster` (this machine), on `ranks` ranks (a number that constraints and cluster allow).
+    """The plan of `checked` on `cluster` (else this machine) and `ranks` (else what constraints and cluster allow).
 
-    Raises DiagnosticError: P01 where no plan is possible, R013 for a model's folder, P0202 for a plan that fails its proof.
+    Raises DiagnosticError: P01 where no plan is possible, R013 for a model's folder, P0202 for a plan without proof.
     """
     cluster = cluster or local_cluster()
     folder = program_folder(checked.path)

@@ -1,7 +1,7 @@
 """Rough estimates of time, bytes and memory, good for shares and orders of magnitude.
 
-Matrix products count 2 FLOP a parameter and token forward and 6 with backward (Kaplan et al., arXiv 2001.08361, section 2.1);
-decoding is bound by computing or by reading the weights once a token, whichever is slower.
+Matrix products count 2 FLOP a parameter and token forward and 6 with backward (Kaplan et al., arXiv 2001.08361, section
+2.1); decoding is bound by computing or by reading the weights once a token, whichever is slower.
 """
 
 from __future__ import annotations
@@ -174,14 +174,16 @@ class CostModel:
             return Moved(size / world * stays, size * stays, size * (1 - dp / world))
         spec = self.plan.layouts[step.dst]
         ranks = spec.ranks if self.plan.exprs[expr].elem == "tokens" else spec.ranks // spec.pp
-        return Moved(size / spec.dp * stays, ranks * size / spec.dp * stays, max(ranks * (size / spec.dp - size / world), 0))
+        share = size / spec.dp
+        return Moved(share * stays, ranks * share * stays, max(ranks * (share - size / world), 0))
 
     # ---- memory
 
     def memory(self, model: str) -> Memory:
         weights = self._held(model, "train") or self._held(model, "forward")
         trained = self.plan.models[model].optimizer is not None
-        return Memory(weights, weights * trained, 2 * weights * trained, self._held(model, "generate"), self._activations(model))
+        gradients, moments = weights * trained, 2 * weights * trained
+        return Memory(weights, gradients, moments, self._held(model, "generate"), self._activations(model))
 
     def _held(self, model: str, stage: str) -> float:
         name = f"{model}.{stage}"

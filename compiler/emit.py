@@ -1,4 +1,4 @@
-"""A scheduled flow graph becomes a plan: instructions, tables of what they refer to, and nothing of the source but its lines."""
+"""A scheduled flow graph becomes a plan: instructions, tables of what they refer to, and of the source only lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from compiler.plan import (
 )
 from compiler.shapes import ModelShape
 from compiler.steps import (
-    HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, Named, NextState, OptimizerStep,
-    PyOpCall, Record, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
+    HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, Named, NextState,
+    OptimizerStep, PyOpCall, Record, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
 )
 from compiler.transitions import weight_transfer
 from rlhf_dsl.ast import Span
 from rlhf_dsl.source import Source
-from rlhf_dsl.typed import Checked, Expr
+from rlhf_dsl.typed import Checked, Column, Expr, PyOp
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
     emitter = _Emitter(checked, graph, target)
     used = {op.model for op in graph.ops if op.model}
     plan = Plan(
-        program=ProgramInfo(checked.name, checked.path, target.folder, hashlib.sha256(checked.text.encode()).hexdigest()),
+        program=ProgramInfo(checked.name, checked.path, target.folder, _digest(checked.text)),
         cluster=target.cluster, world=target.world,
         run=RunSpec(checked.run.steps, checked.run.epochs, checked.run.seed, checked.run.lag),
         dims={d.name: DimSpec(d.size, d.ragged, d.root, d.response, d.lead) for d in checked.dims.values()},
@@ -54,15 +54,20 @@ def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
     return dataclasses.replace(plan, program=program, exprs=tuple(emitter.table.rows))
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _assumed(checked: Checked) -> dict[str, int]:
     return {key: value for c in checked.constraints if not c.model for key, value in c.items}
 
 
 def _ops(checked: Checked, emitter: "_Emitter") -> dict[str, OpSpec]:
-    return {
-        op.name: OpSpec(op.module, str(Path(op.file).resolve()), op.args, op.result, op.batched, op.timeout, op.on_error, emitter.lines.at(op.span))
-        for op in checked.ops.values()
-    }
+    def spec(op: PyOp) -> OpSpec:
+        file, line = str(Path(op.file).resolve()), emitter.lines.at(op.span)
+        return OpSpec(op.module, file, op.args, op.result, op.batched, op.timeout, op.on_error, line)
+
+    return {op.name: spec(op) for op in checked.ops.values()}
 
 
 class _Lines:
@@ -122,8 +127,8 @@ class _Emitter:
 
     def evaluations(self) -> Iterator[EvalSection]:
         for index, section in enumerate(self.checked.evals):
-            steps = tuple(self.section(names.evaluation(index)))
-            yield EvalSection(names.prefix("eval", index)[:-1], section.every, section.roots, steps, self.lines.at(section.span))
+            name, steps = names.prefix("eval", index)[:-1], tuple(self.section(names.evaluation(index)))
+            yield EvalSection(name, section.every, section.roots, steps, self.lines.at(section.span))
 
     def section(self, phase: str) -> Iterator[Step]:
         for op in self.graph.phase(phase):
@@ -139,10 +144,12 @@ class _Emitter:
         used = {(op.attr("root"), c) for op in self.graph.ops if op.kind == "data" for c in op.attr("columns")}
         for source in self.checked.data:
             if any((source.root, c.name) in used for c in source.columns):
-                columns = tuple(
-                    ColumnSpec(c.name, c.field, c.type.elem, c.type.dims, c.response, c.after, c.policy, self.lines.at(c.span))
-                    for c in source.columns)
+                columns = tuple(map(self.column, source.columns))
                 yield DataSpec(source.root, source.kind, source.path, columns, self.lines.at(source.span))
+
+    def column(self, c: Column) -> ColumnSpec:
+        line = self.lines.at(c.span)
+        return ColumnSpec(c.name, c.field, c.type.elem, c.type.dims, c.response, c.after, c.policy, line)
 
     # ---- steps
 
@@ -162,8 +169,9 @@ class _Emitter:
 
     def reshard(self, op: Op) -> Reshard:
         role = self.checked.models[op.model].role
-        moved = weight_transfer(self.target.shapes[op.model], role, self.graph.side["layouts"], op.attr("src"), op.attr("dst"))
-        return Reshard(op.name, op.model, op.attr("src"), op.attr("dst"), moved.total_bytes, self.lines.at(op.span))
+        src, dst = op.attr("src"), op.attr("dst")
+        moved = weight_transfer(self.target.shapes[op.model], role, self.graph.side["layouts"], src, dst)
+        return Reshard(op.name, op.model, src, dst, moved.total_bytes, self.lines.at(op.span))
 
     def transfer(self, op: Op) -> Transfer:
         moved = tuple(self.named(n) for n in op.attr("moved"))
@@ -172,7 +180,8 @@ class _Emitter:
     def generate(self, op: Op) -> Generate:
         expr = op.attr("expr")
         layout = self.graph.values[op.outputs[0]].layout
-        return Generate(op.name, self.table.id(expr), self.table.id(expr.args[0]), op.model, layout, self.lines.at(op.span))
+        ids = self.table.id(expr), self.table.id(expr.args[0])
+        return Generate(op.name, *ids, op.model, layout, self.lines.at(op.span))
 
     def forward(self, op: Op) -> Forward:
         layout = self.graph.values[op.outputs[0]].layout
@@ -187,7 +196,8 @@ class _Emitter:
         return PyOpCall(op.name, self.table.id(op.attr("expr")), names.is_update(op.phase), self.lines.at(op.span))
 
     def keep(self, op: Op) -> KeepRows:
-        return KeepRows(op.name, op.attr("index"), self.table.id(op.attr("expr")), op.attr("refill"), self.lines.at(op.span))
+        expr = self.table.id(op.attr("expr"))
+        return KeepRows(op.name, op.attr("index"), expr, op.attr("refill"), self.lines.at(op.span))
 
     def metric(self, op: Op) -> Record:
         return Record(op.attr("metric"), self.table.id(op.attr("expr")), self.lines.at(op.span))
@@ -203,9 +213,9 @@ class _Emitter:
         value_of = {v.expr: n for n, v in self.graph.values.items() if v.expr is not None and v.layout == HOME}
         calls = tuple(self.named(value_of[e]) for e in op.attr("calls"))
         constants = tuple(self.named(value_of[e]) for e in op.attr("constants"))
-        return TrainStep(
-            op.name, op.model, layout, self.table.id(op.attr("objective")), self.table.id(op.attr("partial")),
-            op.attr("maximize"), calls, constants, op.attr("unit"), line=self.lines.at(op.span), **self.batching(layout))
+        objective, partial = self.table.id(op.attr("objective")), self.table.id(op.attr("partial"))
+        return TrainStep(op.name, op.model, layout, objective, partial, op.attr("maximize"), calls, constants,
+                         op.attr("unit"), line=self.lines.at(op.span), **self.batching(layout))
 
     def optimizer(self, op: Op) -> OptimizerStep:
         return OptimizerStep(op.name, op.model, self.lines.at(op.span))

@@ -35,14 +35,15 @@ class _Text:
         yield "each iteration"
         yield from self.steps(plan.steps)
         for section in plan.evals:
-            yield f"{section.name}, {'every ' + _plural(section.every, 'iteration') if section.every else 'at the start and the end'}"
+            due = f"every {_plural(section.every, 'iteration')}" if section.every else "at the start and the end"
+            yield f"{section.name}, {due}"
             yield from self.steps(section.steps, share=False)
         yield ""
         yield from self.memory()
         yield ""
         yield from self.reasons()
 
-    def steps(self, steps: Any, indent: int = 1, times: int = 1, part: float = 1.0, share: bool = True) -> Iterator[str]:
+    def steps(self, steps: Any, indent: int = 1, times: int = 1, part: float = 1.0, share=True) -> Iterator[str]:
         """share: whether the steps are part of an iteration. times, part: as `_flat` gives them."""
         for step in steps:
             yield from self.step(step, indent, times, part, share)
@@ -151,17 +152,17 @@ def _model_json(plan: Plan, costs: CostModel, name: str) -> dict[str, Any]:
 def _step_json(plan: Plan, costs: CostModel, step: Any, times: int, part: float) -> dict[str, Any]:
     layout = layout_of(step)
     ranks = sorted(resolve(plan.layouts, layout).ranks) if layout else list(range(plan.world))
-    return {"op": step.op, "value": step.name, "model": getattr(step, "model", None), "layout": layout or None, "ranks": ranks,
-            "times": times, "line": step.line, "estimate_s": times * costs.seconds(step, part)}
+    return {"op": step.op, "value": step.name, "model": getattr(step, "model", None), "layout": layout or None,
+            "ranks": ranks, "times": times, "line": step.line, "estimate_s": times * costs.seconds(step, part)}
 
 
 def _transfer_json(costs: CostModel, step: Any, times: int, part: float) -> dict[str, Any]:
     """Bytes of one time; the estimate is for the iteration."""
     moved = costs.moved(step)
     value = step.name if step.op == "reshard" else ", ".join(v.name for v in step.values)
-    return {"value": value, "from": step.src, "to": step.dst, "times": times, "bytes_per_rank": round(moved.per_rank * part),
-            "total_bytes": round(moved.total * part), "lower_bound_bytes": round(moved.lower_bound * part),
-            "estimate_s": times * costs.seconds(step, part)}
+    return {"value": value, "from": step.src, "to": step.dst, "times": times,
+            "bytes_per_rank": round(moved.per_rank * part), "total_bytes": round(moved.total * part),
+            "lower_bound_bytes": round(moved.lower_bound * part), "estimate_s": times * costs.seconds(step, part)}
 
 
 # ---- units ---------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Value:
 class Op:
     """One operation: `inputs` and `outputs` are names of values; `attrs` hold facts of its kind, among them `Expr`s.
 
-    phase: "setup", "rollout", "before0" (an update's part that runs once), "update0" (its mini-batch), "commit", "eval0"
+    phase: "setup", "rollout", "before0" (of an update, what runs once), "update0" (its mini-batch), "commit", "eval0"
     """
 
     name: str
@@ -64,7 +64,8 @@ class Op:
 
 def make_op(name: str, kind: str, inputs: Iterable[str] = (), outputs: Iterable[str] = (), *, model: str = "",
             phase: str = "rollout", span: Span = Span(), **attrs: Any) -> Op:
-    return Op(name, kind, tuple(dict.fromkeys(inputs)), tuple(outputs), model, phase, tuple(sorted(attrs.items())), span)
+    inputs = tuple(dict.fromkeys(inputs))
+    return Op(name, kind, inputs, tuple(outputs), model, phase, tuple(sorted(attrs.items())), span)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A checked program becomes a flow graph: one operation for each named value, model call, metric, state and training.
 
-What an update needs once (calls of models that it does not train, equations of constants) goes into the phase before it.
+What an update needs once (calls of models that it does not train, equations of constants) goes into the phase before.
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ class _Builder:
         name = self.bound.get(expr) or self.prefix + names.default_name(expr, self.known)
         facts = {"calls": (expr,)} if kind == "forward" else {"expr": expr}
         inputs = tuple(dict.fromkeys(self._frontier((*expr.args,), False)))
-        keep = (keep_name(expr.attr("keep")),) if expr.attr("keep", 0) else ()
-        self._add(make_op(name, kind, (*inputs, *keep), (name,), model=model, phase=self.phase, span=expr.span, **facts))
+        if expr.attr("keep", 0):
+            inputs = (*inputs, keep_name(expr.attr("keep")))
+        self._add(make_op(name, kind, inputs, (name,), model=model, phase=self.phase, span=expr.span, **facts))
         self._define(name, expr)
         self.phase = phase
 

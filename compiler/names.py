@@ -71,7 +71,7 @@ def layout_name(model: str, stage: str) -> str:
 
 
 def training_metric(model: str, index: int) -> str:
-    """The metric that records the objective of a model, as it is written: `train/actor`, in the second update `train2/actor`."""
+    """The metric that records the objective of a model, as written: `train/actor`, then `train2/actor`."""
     return f"{prefix('train', index)}{model}"
 
 

@@ -115,10 +115,9 @@ def _stage_meant(constraint: Constraint, stages: tuple[str, ...], source: Source
 def _merged(stage: Stage, constraint: Constraint, source: Source) -> Stage:
     for key, value in constraint.items:
         if stage.items.get(key, value) != value:
-            raise fault("P0108", constraint.span, source=source, target=_target(constraint), other=_target(stage.at[key]),
-                        what=f"`{key}` is {value} here and {stage.items[key]} there")
-        if key in (*DEGREES, "micro_batch", "tokens", "devices") and value < 1:
-            raise fault("P0110", constraint.span, source=source, target=_target(constraint), constraint=f"{key}={value}")
+            what = f"`{key}` is {value} here and {stage.items[key]} there"
+            other = _target(stage.at[key])
+            raise fault("P0108", constraint.span, source=source, target=_target(constraint), other=other, what=what)
         if key == "engine" and value != ENGINES[stage.stage]:
             raise fault("P0104", constraint.span, source=source, target=stage.target, engine=value,
                         engines=listing([ENGINES[stage.stage]]))
@@ -181,7 +180,9 @@ def _check_fit(stage: Stage, shape: ModelShape, spec: LayoutSpec, source: Source
     reason = misfit(shape, layout, ENGINES[stage.stage])
     if reason:
         at = next((stage.at[axis] for axis in DEGREES if axis in stage.at), None)
-        raise fault("P0102", at.span if at else None, source=source, target=stage.target, tp=spec.tp, pp=spec.pp, reason=reason)
+        place = {"source": source} if at else {"place": source.path}
+        words = {"target": stage.target, "tp": spec.tp, "pp": spec.pp, "reason": reason}
+        raise fault("P0102", at.span if at else None, **place, **words)
 
 
 def _batching(stage: Stage) -> Batching:

@@ -1,7 +1,7 @@
 """The plan of a program on a number of ranks: what every rank executes. It holds no code and needs no source.
 
 A plan is parametric in ranks: all ranks walk the same list of steps, and what a rank does in a step follows from the
-step's layout and the rank's place in it. Expressions are ids: positions in `Plan.exprs`. The steps stand in `compiler.steps`.
+step's layout and the rank's place in it. Expressions are ids: positions in `Plan.exprs`. Steps: see `compiler.steps`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rlhf_dsl import typed
 FORMAT = "rlflow.plan/1"
 
 __all__ = [
-    "FORMAT", "HOME", "Action", "ColumnSpec", "CommitStates", "DataSpec", "DimSpec", "Equation", "EvalSection", "ExprRow",
-    "Forward", "Generate", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec", "Named", "NextState", "OpSpec",
-    "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reshard", "RunSpec", "Statistics", "Step", "TrainStep",
-    "Transfer", "UpdateLoop",
+    "FORMAT", "HOME", "Action", "ColumnSpec", "CommitStates", "DataSpec", "DimSpec", "Equation", "EvalSection",
+    "ExprRow", "Forward", "Generate", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec", "Named", "NextState",
+    "OpSpec", "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reshard", "RunSpec", "Statistics", "Step",
+    "TrainStep", "Transfer", "UpdateLoop",
 ]
 
 
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ExprRow:
-    """One primitive; `args` are smaller ids. `grad`: the models it differentiates into. `line` of its first occurrence."""
+    """One primitive; `args` are smaller ids. grad: the models it differentiates into; line: of its first occurrence."""
 
     op: str
     args: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class ProgramInfo:
 
 @dataclass(frozen=True)
 class DimSpec:
-    """As `typed.Dim`. `response` is the name of the response that introduced a ragged dim, `lead` what its lengths vary over."""
+    """As `typed.Dim`. response: what introduced a ragged dim; lead: the dims that its lengths vary over."""
 
     size: int
     ragged: bool = False
@@ -70,7 +70,7 @@ class DimSpec:
 
 @dataclass(frozen=True)
 class LayoutSpec:
-    """Ranks `first` to `first + ranks - 1` cut by tp x pp x dp; with `within`, the generation order of that training layout."""
+    """Ranks `first` to `first + ranks - 1` by tp x pp x dp; within: the layout whose generation order they take."""
 
     ranks: int
     tp: int = 1
@@ -82,7 +82,7 @@ class LayoutSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """`shape`: the fields of `compiler.shapes.ModelShape`; `tokenizer`: the policy whose tokenizer it uses ("" = its own)."""
+    """`shape`: the fields of `compiler.shapes.ModelShape`; `source` as written."""
 
     role: str
     source: str
@@ -203,7 +203,11 @@ class Plan:
 def _pretty(value: Any) -> str:
     """One line an item: a plan is read and compared by people."""
     if isinstance(value, dict) and value:
-        return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in value.items()) + "\n }"
+        return "{\n" + ",\n".join(f"  {_line(k)}: {_line(v)}" for k, v in value.items()) + "\n }"
     if isinstance(value, list) and value:
-        return "[\n" + ",\n".join("  " + json.dumps(v, ensure_ascii=False) for v in value) + "\n ]"
+        return "[\n" + ",\n".join(f"  {_line(v)}" for v in value) + "\n ]"
+    return _line(value)
+
+
+def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)

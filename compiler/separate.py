@@ -1,8 +1,8 @@
 """An objective over a mini-batch as a sum over micro-batches: local sums times constants known before.
 
 An objective is separable when it is affine in its reductions over root dims of trained outputs. Then `mean(x)` is
-`sum(x) / n` with n known before the first micro-batch, and summing the gradients of the local parts over micro-batches and
-ranks gives the gradient of the whole.
+`sum(x) / n` with n known before the first micro-batch, and the gradients of the local parts, summed over micro-batches
+and ranks, are the gradient of the whole.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Separator:
     interner: Interner
 
     def separate(self, objective: Expr) -> Separated:
-        """Raises DiagnosticError E0409 if the objective is not separable; it has a current output in it (else E0407)."""
+        """Raises DiagnosticError E0409 if the objective is not separable; it must have a gradient."""
         partial = self._affine(objective)
         inside = tuple(walk(partial, stop=lambda e: self._is_constant(e) or self.is_current(e)))
         calls = tuple(e for e in inside if self.is_current(e))
@@ -137,8 +137,10 @@ class Separator:
         if there is not None:
             return there
         call = next(e for e in walk(expr) if self.is_current(e))
-        lengths = Type("f32", self.dims[call.args[0].type.dims[-1]].lead)
-        length = self.interner.expr("length", (call.args[0],), lengths, frozenset(), expr.span, over=call.args[0].type.dims[-1:])
+        response = call.args[0]
+        ragged = response.type.dims[-1:]
+        lengths = Type("f32", self.dims[ragged[0]].lead)
+        length = self.interner.expr("length", (response,), lengths, frozenset(), expr.span, over=ragged)
         if length.type == expr.type:
             return length
         return self.interner.expr("at_end", (length,), expr.type, frozenset(), expr.span, over=expr.type.dims[-1:])

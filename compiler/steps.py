@@ -1,4 +1,4 @@
-"""The instructions of a plan, one frozen class each; `op` is its name in JSON, `name` what messages call it, `line` the user's.
+"""The instructions of a plan, a frozen class each: `op` names it in JSON, `name` in messages, `line` is the user's.
 
 Expressions are ids: positions in `Plan.exprs`. The order inside `UpdateLoop.body` is the order of execution for one
 mini-batch: forwards that must be known first, `Statistics`, the train steps of all models, records (averaged over the
@@ -76,7 +76,8 @@ class Generate:
 class Forward:
     """One forward of `model` over the sequences of `response`, serving several calls.
 
-    temperature: resolved, > 0. micro_batch: at most so many samples, tokens: at most so many tokens a micro-batch (0: no limit).
+    temperature: resolved, > 0
+    micro_batch, tokens: of a micro-batch, at most so many samples, at most so many tokens (0: no limit)
     minibatch: over the mini-batch's rows with the weights of now, else over the iteration's rows.
     """
 
@@ -167,10 +168,11 @@ class TrainStep:
     """Forward and backward of `model` over the mini-batch; gradients accumulate, weights stay.
 
     objective: as written, to maximize if `maximize`; its value over the mini-batch is a metric.
-    partial: what each micro-batch evaluates; the sum of its gradients over micro-batches and ranks is the gradient of `objective`.
-    calls: outputs of the model in it, with gradients. They come home by the Transfer that follows.
-    constants: values in it that are known before, each over rows (sent by the Transfer before) or a scalar (known everywhere).
+    partial: what a micro-batch evaluates; its gradients, summed over micro-batches and ranks, are that of `objective`.
+    calls: outputs of the model that the mini-batch needs, with gradients. They come home by the Transfer that follows.
+    constants: known before: values over rows (sent by the Transfer before) and scalars (known on every rank).
     unit: the dims whose joint rows may be split over micro-batches and dp: ("b",) or ("b", "g").
+    micro_batch, tokens: of a micro-batch, at most so many units, at most so many tokens (0: no limit)
     """
 
     op: ClassVar[str] = "train"
@@ -213,7 +215,7 @@ LoopStep = Union[Transfer, Forward, Equation, PyOpCall, Statistics, TrainStep, R
 
 @dataclass(frozen=True)
 class UpdateLoop:
-    """The `index`-th update (from 0): `before` once over the iteration's rows, then `body` for each epoch and mini-batch."""
+    """The `index`-th update, from 0: `before` once over the iteration's rows, then `body` for each mini-batch."""
 
     op: ClassVar[str] = "update"
     name: str
@@ -226,13 +228,13 @@ class UpdateLoop:
     line: int = 0
 
 
-Step = Union[Load, Reshard, Transfer, Generate, Forward, Equation, PyOpCall, KeepRows, Record, NextState, Statistics, UpdateLoop,
+Step = Union[Load, Reshard, Transfer, Generate, Forward, Equation, PyOpCall, KeepRows, Record, NextState, UpdateLoop,
              CommitStates, Action]
 
 
 @dataclass(frozen=True)
 class EvalSection:
-    """Runs before iteration 1, every `every` iterations and after the last; its Load takes the first rows in file order."""
+    """Runs before iteration 1, every `every` iterations and after the last; Load takes the first rows in file order."""
 
     name: str
     every: int

@@ -27,11 +27,16 @@ def engine_of(layout: str) -> str:
     return ENGINES[layout.rsplit(".", 1)[1]]
 
 
-def weight_transfer(shape: ModelShape, role: str, layouts: Mapping[str, LayoutSpec], src: str, dst: str) -> WeightTransfer:
+def weight_layout(shape: ModelShape, role: str, layouts: Mapping[str, LayoutSpec], name: str) -> WeightLayout:
     """Raises KeyError and ValueError for layouts that do not fit the model."""
-    return _transfer(shape, role, resolve(layouts, src), engine_of(src), resolve(layouts, dst), engine_of(dst))
+    return WeightLayout(shape, role, resolve(layouts, name), engine_of(name))
 
 
-@functools.lru_cache(maxsize=64)
-def _transfer(shape: ModelShape, role: str, src: ModelLayout, src_engine: str, dst: ModelLayout, dst_engine: str) -> WeightTransfer:
-    return redistribute(WeightLayout(shape, role, src, src_engine), WeightLayout(shape, role, dst, dst_engine))
+def weight_transfer(
+    shape: ModelShape, role: str, layouts: Mapping[str, LayoutSpec], src: str, dst: str
+) -> WeightTransfer:
+    """As `weight_layout`."""
+    return _transfer(weight_layout(shape, role, layouts, src), weight_layout(shape, role, layouts, dst))
+
+
+_transfer = functools.lru_cache(maxsize=64)(redistribute)

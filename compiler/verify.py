@@ -1,7 +1,7 @@
 """Proves of a plan, before anything starts, what would otherwise be found out by a hanging or wrong run.
 
-Every value is made before it is used, and lies where it is used; every weight arrives exactly once; degrees divide what they
-cut; all ranks walk one list of steps, so that each meets its peers in every transfer and collective.
+Every value is made before it is used, and lies where it is used; every weight arrives exactly once; degrees divide what
+they cut; all ranks walk one list of steps, so that each meets its peers in every transfer and collective.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _flow_faults(plan: Plan) -> Iterator[str]:
 
 
 class _Flow:
-    """What is known where, at a point of one section. at: place -> ids of expressions; weights: layouts that hold them."""
+    """What is known where, at a point of one section. at: place -> ids of expressions; weights: layouts with some."""
 
     def __init__(self, plan: Plan, where: str, weights: frozenset[str]) -> None:
         self.plan, self.where = plan, where
@@ -86,8 +86,8 @@ class _Flow:
         self.checks = {
             "load": self._load, "reshard": self._reshard, "transfer": self._transfer, "generate": self._generate,
             "forward": self._forward, "equation": self._equation, "pyop": self._pyop, "keep": self._evaluate,
-            "record": self._evaluate, "next_state": self._next_state, "statistics": self._statistics, "train": self._train,
-            "update": self._update,
+            "record": self._evaluate, "next_state": self._next_state, "statistics": self._statistics,
+            "train": self._train, "update": self._update,
         }
 
     def walk(self, steps: Iterable[Any]) -> Iterator[str]:
@@ -140,7 +140,8 @@ class _Flow:
 
     def _next_state(self, step: Any) -> Iterator[str]:
         yield from self._missing([step.expr])
-        self.at[HOME] |= {i for i, e in enumerate(self.plan.exprs) if e.op == "next_state" and e.attrs["name"] == step.name}
+        exprs = self.plan.exprs
+        self.at[HOME] |= {i for i, e in enumerate(exprs) if e.op == "next_state" and e.attrs["name"] == step.name}
 
     def _statistics(self, step: Any) -> Iterator[str]:
         yield from self._missing(v.expr for v in step.exprs)
@@ -160,7 +161,7 @@ class _Flow:
         self.at[step.layout] |= {call.expr for call in step.calls}
 
     def _update(self, loop: UpdateLoop) -> Iterator[str]:
-        """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count in the body."""
+        """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count."""
         yield from self.walk(loop.before)
         body = _Flow(self.plan, f"{self.where}.{loop.name}.body", frozenset(self.weights))
         body.at[HOME] = set(self.at[HOME])

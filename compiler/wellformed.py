@@ -82,7 +82,8 @@ def _layout_fault(plan: Plan, name: str, spec: LayoutSpec) -> str:
         return f"it has ranks outside the world of {plan.world}"
     if spec.within:
         outer = plan.layouts.get(spec.within)
-        if outer is None or outer.within or spec.within.rpartition(".")[0] != model or outer.ranks != spec.ranks or spec.pp > 1:
+        is_own = outer is not None and not outer.within and spec.within.rpartition(".")[0] == model
+        if not is_own or (outer.first, outer.ranks) != (spec.first, spec.ranks) or spec.pp > 1:
             return f"it does not lie within `{spec.within}`"
     layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp)
     return misfit(shape_of(plan, model), layout, engine_of(name))
@@ -115,7 +116,8 @@ def reference_faults(plan: Plan) -> Iterator[str]:
             value = getattr(step, field.name)
             if field.name in REFERENCES and not _is_known(plan, field.name, value):
                 yield f"{where}.{field.name} refers to nothing"
-            if isinstance(value, tuple) and any(isinstance(v, Named) and not 0 <= v.expr < len(plan.exprs) for v in value):
+            named = [v for v in value if isinstance(v, Named)] if isinstance(value, tuple) else []
+            if any(not 0 <= v.expr < len(plan.exprs) for v in named):
                 yield f"{where}.{field.name} refers to an expression that is not there"
         for place in _places(step):
             if place != "home" and place not in plan.layouts:

@@ -14,7 +14,7 @@ from lark.visitors import Transformer_NonRecursive
 
 from rlhf_dsl import ast
 from rlhf_dsl.ast import Span
-from rlhf_dsl.diagnostics import Diagnostics, Label
+from rlhf_dsl.diagnostics import Diagnostics, Label, listing
 
 RESERVED = frozenset({"and", "or", "not", "true", "false"})
 PYTHON_VALUES = {"True": "write `true`", "False": "write `false`", "None": "leave the argument out"}
@@ -39,11 +39,6 @@ def build(tree: Tree, sink: Diagnostics) -> ast.Program:
     program = _Builder(sink).transform(tree)
     _check_depth(program, sink)
     return program
-
-
-def takes(section: str) -> str:
-    """What stands in a section, in words."""
-    return ", ".join(WORDS[kind] for kind in STATEMENTS[section])
 
 
 def _span(meta: Meta) -> Span:
@@ -141,8 +136,8 @@ class _Builder(Transformer_NonRecursive):
     def _check_place(self, statement, section: str) -> None:
         if isinstance(statement, STATEMENTS[section]):
             return
-        homes = [f"`{name}:`" for name, kinds in STATEMENTS.items() if isinstance(statement, kinds)]
-        allowed = f"it belongs in {' or '.join(homes)}; `{section}:` takes {takes(section)}"
+        homes = listing((f"{name}:" for name, kinds in STATEMENTS.items() if isinstance(statement, kinds)), "or")
+        allowed = f"it belongs in {homes}; `{section}:` takes {_takes(section)}"
         what = WORDS[type(statement)]
         self._sink.error("E0025", statement.span, what=what, where=f"in `{section}:`", allowed=allowed)
 
@@ -210,7 +205,7 @@ class _Builder(Transformer_NonRecursive):
             return ast.Number(int(token), _of(token))
         value = float(token)
         if is_int or not math.isfinite(value):
-            self._sink.error("E0023", _of(token), text=f"{token[:20]}…", help="it is too large")
+            self._sink.error("E0023", _of(token), text=token if len(token) < 20 else f"{token[:20]}…", help="it is too large")
         return ast.Number(value, _of(token))
 
     def string(self, meta, token: Token) -> ast.String:
@@ -253,6 +248,12 @@ class _Builder(Transformer_NonRecursive):
             return
         labels = [Label(known[keyword.name].name_span, "first given here")]
         self._sink.error("E0027", keyword.name_span, labels=labels, keyword=keyword.name)
+
+
+def _takes(section: str) -> str:
+    """What stands in a section, in words."""
+    *words, last = (WORDS[kind] for kind in STATEMENTS[section])
+    return f"{', '.join(words)} and {last}" if words else last
 
 
 def _check_depth(program: ast.Program, sink: Diagnostics) -> None:

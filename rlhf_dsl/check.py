@@ -74,7 +74,7 @@ class _Check:
         self._separate_data(rolled, rollout, updates, evals)
         constraints = plan(self.cx, self.sections["plan"][0]) if self.sections["plan"] else ()
         settings = run(self.cx, self.sections["run"][0] if self.sections["run"] else None)
-        self._warn(updates)
+        self._warn()
         tables = self.cx.tables
         if tables.sink.has_errors:
             return None
@@ -162,8 +162,11 @@ class _Check:
             source = next(d for d in self.cx.tables.data if d.root == root)
             self.cx.error("E0224", source.span, dim=root)
 
-    def _warn(self, updates: list[Update]) -> None:
+    def _warn(self) -> None:
+        """What an expression with an error would have used is not known, so that warnings wait until there is none."""
         check_tokenizers(self.cx)
+        if self.cx.tables.sink.has_errors:
+            return
         trained = frozenset(name for s in self.sections["update"] for name in sections.trained_models(self.cx, s.body))
         report_untrained(self.cx, trained)
         report_unused(self.cx, self.scopes)

@@ -45,8 +45,11 @@ def _command(name: str) -> Command:
     if name in ("compile", "explain"):
         from compiler import commands as compiler_commands
         return {"compile": compiler_commands.compile_command, "explain": compiler_commands.explain_command}[name]
-    from runtime import commands as runtime_commands
-    return {"run": runtime_commands.run_command, "eval": runtime_commands.eval_command}[name]
+    if name == "run":
+        from runtime.commands import run_command
+        return run_command
+    from runtime.feeds.command import eval_command
+    return eval_command
 
 
 def _language_command(name: str) -> Command:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Iterable, Iterator, Optional
 
 from rlhf_dsl.ast import Span
-from rlhf_dsl.diagnostics import Diagnostics, Label
+from rlhf_dsl.diagnostics import Diagnostic, Diagnostics, Label, diagnostic
 
 MAX_BRACKETS = 60
 MAX_UNCLOSED = 10  # statements left out for a bracket or quote; then the rest of the file
@@ -96,27 +96,32 @@ def scan(text: str, sink: Diagnostics) -> Scan:
     left_out: list[Span] = []
     scanner = _Scanner(text, sink)
     while scanner.unclosed is not None:  # a bracket or quote swallows the rest: leave its statement out and look again
+        sink.add(scanner.unclosed_fault)
         rest = Span(scanner.unclosed.start, len(text))
         left_out.append(scanner.unclosed if len(left_out) < MAX_UNCLOSED else rest)
         scanner = _Scanner(_blank(text, left_out), sink)
+    for found in scanner.faults.values():
+        sink.add(found)
     lines = tuple(sorted([*scanner.lines, *(_as_line(text, span) for span in left_out)], key=lambda line: line.start))
-    bad = {i for i, line in enumerate(lines) if line.start in scanner.bad or Span(line.start, line.end) in left_out}
+    bad = {i for i, line in enumerate(lines) if line.start in scanner.faults or Span(line.start, line.end) in left_out}
     bad |= _check_layout(lines, bad, sink)
     return Scan(lines, tuple(scanner.comments), frozenset()).without(bad)
 
 
 class _Scanner:
-    """One pass over a text: its lines, and in `bad` the starts of those with a fault.
+    """One pass over a text.
 
-    `unclosed` is the statement to leave out before the next pass, None if there is none.
+    faults: the first fault of each line, by the line's start
+    unclosed: the statement to leave out before the next pass, None if there is none, and what is wrong with it
     """
 
     def __init__(self, text: str, sink: Diagnostics):
-        self.text, self.sink = text, sink
+        self.text, self.source = text, sink.source
         self.lines: list[Line] = []
         self.comments: list[Span] = []
-        self.bad: set[int] = set()
+        self.faults: dict[int, Diagnostic] = {}
         self.unclosed: Optional[Span] = None
+        self.unclosed_fault: Optional[Diagnostic] = None
         self._tokens: list[Tok] = []
         self._open: list[tuple[Tok, bool]] = []  # with: is it a range, which may close with the other bracket
         self._run()
@@ -129,8 +134,7 @@ class _Scanner:
                 return
         if self._open:
             opened = self._open[0][0]
-            self._fault("E0013", opened.span, bracket=opened.text, close=_CLOSING[opened.text])
-            self.unclosed = _statement(self.text, opened.start)
+            self._leave_out("E0013", opened, bracket=opened.text, close=_CLOSING[opened.text])
             return
         self._end_line()
 
@@ -151,8 +155,7 @@ class _Scanner:
         if not self._tokens:
             return
         start = self._tokens[0].start
-        indent = start - (self.text.rfind("\n", 0, start) + 1)
-        self.lines.append(Line(indent, tuple(self._tokens), start, self._tokens[-1].end))
+        self.lines.append(Line(_indent(self.text, self.text.rfind("\n", 0, start) + 1), tuple(self._tokens), start, self._tokens[-1].end))
         self._tokens = []
 
     def _string(self, token: Tok) -> None:
@@ -188,16 +191,20 @@ class _Scanner:
     def _unterminated(self, token: Tok) -> None:
         """A quote without its partner: the rest of the line is the string."""
         self._tokens.append(token)
-        self._fault("E0020", token.span, quote='"""' if token.text.startswith('"""') else token.text[0])
         if token.text.startswith('"""'):
-            self.unclosed = _statement(self.text, token.start)
+            self._leave_out("E0020", token, quote='"""')
+        else:
+            self._fault("E0020", token.span, quote=token.text[0])
+
+    def _leave_out(self, code: str, token: Tok, **words) -> None:
+        self.unclosed = _statement(self.text, token.start)
+        self.unclosed_fault = diagnostic(code, token.span, source=self.source, **words)
 
     def _fault(self, code: str, span: Span, **words) -> None:
-        """Reports the first fault of a line."""
+        """Keeps the first fault of a line."""
         line = self._tokens[0].start if self._tokens else span.start
-        if line not in self.bad:
-            self.sink.error(code, span, **words)
-        self.bad.add(line)
+        if line not in self.faults:
+            self.faults[line] = diagnostic(code, span, source=self.source, **words)
 
 
 def _tokens(text: str, at: int = 0) -> Iterator[Tok]:
@@ -238,7 +245,7 @@ def _statement(text: str, at: int) -> Span:
 
 
 def _indent(text: str, start: int) -> int:
-    return re.compile(" *").match(text, start).end() - start
+    return re.compile("[ \\t]*").match(text, start).end() - start
 
 
 def _blank(text: str, spans: Iterable[Span]) -> str:
@@ -257,41 +264,50 @@ def _as_line(text: str, span: Span) -> Line:
 # ---- indentation -------------------------------------------------------------------------------
 
 def _check_layout(lines: tuple[Line, ...], bad: set[int], sink: Diagnostics) -> set[int]:
-    """Reports blocks without a head, heads without a block, and lines between two levels; returns their indices."""
+    """Reports blocks without a head, heads without a block, and lines between two levels; returns all their indices."""
     found: set[int] = set()
     levels = [0]
     for i, line in enumerate(lines):
-        before = lines[i - 1] if i else None
-        excused = i in bad or (i - 1) in bad | found
-        if line.indent > levels[-1]:
-            levels.append(line.indent)
-            if (before is None or not before.opens_block) and not excused:
-                found.add(_report_deeper(lines, i, sink))
+        if i in found:
             continue
-        if before is not None and before.opens_block and not excused:
-            sink.error("E0017", before.tokens[-1].span, head=before.tokens[0].text)
-            found.add(i - 1)
-        while line.indent < levels[-1]:
-            levels.pop()
-        if line.indent != levels[-1]:
-            if i not in bad:
-                sink.error("E0018", Span(line.start, line.end), what="does not match any line above it")
-            found.add(i)
-            levels.append(line.indent)
-    if lines and lines[-1].opens_block and len(lines) - 1 not in bad:
-        sink.error("E0017", lines[-1].tokens[-1].span, head=lines[-1].tokens[0].text)
-        found.add(len(lines) - 1)
+        after_head = i > 0 and lines[i - 1].opens_block
+        if line.indent > levels[-1] and not after_head:
+            found |= _orphans(lines, i, i in bad or i - 1 in bad | found, sink)
+            continue
+        if line.indent <= levels[-1] and after_head:
+            found |= _empty(lines, i - 1, bad, sink)
+        outer = [level for level in levels if level <= line.indent]
+        if line.indent > levels[-1]:
+            outer.append(line.indent)
+        if outer[-1] == line.indent:
+            levels = outer
+            continue
+        if i not in bad and not (i - 1 in found and lines[i - 1].indent == line.indent):
+            sink.error("E0018", Span(line.start, line.end), what="does not match any line above it")
+        found.add(i)
+    if lines and lines[-1].opens_block:
+        found |= _empty(lines, len(lines) - 1, bad, sink)
     return found
 
 
-def _report_deeper(lines: tuple[Line, ...], i: int, sink: Diagnostics) -> int:
-    """A line deeper than the one above, which opens no block: its colon is missing, or the line is out of place."""
+def _empty(lines: tuple[Line, ...], i: int, bad: set[int], sink: Diagnostics) -> set[int]:
+    """A head below which nothing stands."""
+    if i not in bad:
+        sink.error("E0017", lines[i].tokens[-1].span, head=lines[i].tokens[0].text)
+    return {i}
+
+
+def _orphans(lines: tuple[Line, ...], i: int, excused: bool, sink: Diagnostics) -> set[int]:
+    """Lines deeper than the one above, which opens no block: its colon is missing, or they are out of place."""
     before = lines[i - 1] if i else None
+    block = set(_block(lines, i - 1)) if i else {0, *_block(lines, 0)}
+    if excused:
+        return block
     if before is not None and before.tokens[0].text in HEADS:
         sink.error("E0011", Span(before.end, before.end + 1), head=before.tokens[0].text)
-        return i - 1
+        return block | {i - 1}
     sink.error("E0018", Span(lines[i].start, lines[i].end), what="is deeper than the line above, which opens no block")
-    return i
+    return block
 
 
 def _closure(lines: tuple[Line, ...], bad: set[int]) -> frozenset[int]:

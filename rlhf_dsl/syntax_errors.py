@@ -70,7 +70,7 @@ _OPERATORS = {
     "PLUS", "MINUS", "TIMES", "DIVIDE", "POWER", "AND", "OR", "LESSTHAN", "MORETHAN", "AT_MOST", "DOT", "OPEN", "OPEN_SQUARE",
     "NOT", "EQUALS",
 }
-_OPERANDS = {"NAME", "NUMBER", "STRING", "OPEN", "MINUS", "NOT"}
+_OPERANDS = {"NAME", "NUMBER", "STRING", "OPEN"}
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def _describe(expected: Iterable[str]) -> str:
     words = []
     if _OPERANDS <= left:
         words.append("an expression")
-        left -= _OPERANDS | {"TRUE", "FALSE", "OPEN_SQUARE", "LSQB"}
+        left -= _OPERANDS | {"TRUE", "FALSE", "OPEN_SQUARE", "MINUS", "NOT"}
     if {"PLUS", "TIMES"} <= left:
         words.append("an operator")
         left = {e for e in left - _OPERATORS if not e.startswith("__")}

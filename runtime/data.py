@@ -130,7 +130,7 @@ def _read_parquet(path: Path, fields: Sequence[Field], names: list[str]) -> dict
     try:
         return _arrow_columns(path, pyarrow.parquet.ParquetFile(path), fields, names)
     except (pyarrow.ArrowException, OSError) as error:
-        raise fault("R0300", place=str(path), reason=f"as Parquet, {error}", help="write it again as Parquet") from error
+        raise fault("R0300", place=str(path), reason=f"as Parquet, {error}", help="write it again") from error
 
 
 def _arrow_columns(path: Path, file, fields: Sequence[Field], names: list[str]) -> dict[str, list]:

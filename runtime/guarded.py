@@ -1,6 +1,6 @@
 """Elementwise arithmetic under a mask: where no gradient arrives none leaves, even if the derivative is not finite.
 
-`where(x > 0, log(x), 0)` ignores `log` at 0, but the chain rule would multiply its gradient 0 by an infinite derivative.
+`where(x > 0, log(x), 0)` ignores `log` at 0, but the chain rule would multiply its gradient 0 by infinity.
 """
 
 from __future__ import annotations

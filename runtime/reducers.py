@@ -1,7 +1,7 @@
 """What crosses shards while equations are evaluated: tiny sums and extrema, and the gathers behind order statistics.
 
-A reducer joins the shards that hold the rows of one batch. All its methods are collective: every shard calls them, in the
-same order. No gradient flows through them.
+A reducer joins the shards that hold the rows of one batch. All its methods are collective: every shard calls them, in
+the same order. No gradient flows through them.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _std(segments: Segments, expr: Expr, value: Value) -> Tensor:
 
 
 def _local_mean(segments: Segments, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts and means of the elements here, around the least value: the mean of equal values is exactly their value."""
+    """Counts and means of the elements here, around the least value: that of equal values is exactly their value."""
     least = segment_extreme(segments.masked(x.detach(), float("inf")), segments.seg, segments.n, "amin")
     least = least.nan_to_num(0, 0, 0)
     counts = segments.local_counts()

@@ -210,9 +210,10 @@ def eventually(condition, seconds=10.0) -> bool:
 def test_a_hanging_worker_dies_with_its_rank(package, tmp_path):
     note = tmp_path / "pid"
     code = f"""
+from pathlib import Path
 from rlhf_dsl.ops import read_op
 from runtime.python_ops import OpRunner
-OpRunner(read_op("hang", "rewards.math", {str(package / "math.py")!r})).call([[{str(note)!r}]])
+OpRunner(read_op("hang", "rewards.math", Path({str(package / "math.py")!r}))).call([[{str(note)!r}]])
 """
     root = str(Path(__file__).resolve().parents[1])
     rank = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})

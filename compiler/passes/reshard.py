@@ -41,7 +41,8 @@ class Reshard:
             seen.add((op.model, phase))
             dst = layout_of(op, graph.side["layouts"])
             src = graph.side["layouts"][dst].within
-            yield make_op(f"weights of {op.model}", "reshard", model=op.model, phase=phase, span=op.span, src=src, dst=dst)
+            name = f"weights of {op.model}"
+            yield make_op(name, "reshard", model=op.model, phase=phase, span=op.span, src=src, dst=dst)
 
 
 def _first(ops: list[Op], phase: str, model: str) -> int:
@@ -90,5 +91,5 @@ class _Mover:
             base = name if made != name else ""
             self.values[made] = dataclasses.replace(self.graph.values[name], name=made, layout=dst, base=base)
         label = f"{', '.join(moved)} to {dst}"
-        return make_op(label, "transfer", inputs, outputs, model=op.model, phase=op.phase, span=op.span, src=src, dst=dst,
-                       moved=tuple(moved))
+        return make_op(label, "transfer", inputs, outputs, model=op.model, phase=op.phase, span=op.span,
+                       src=src, dst=dst, moved=tuple(moved))

@@ -17,7 +17,7 @@ class Schedule:
     name: str = "schedule"
 
     def __call__(self, graph: FlowGraph) -> FlowGraph:
-        """A topological order within each phase that keeps the given order wherever it may; phases follow one another."""
+        """A topological order that keeps the given order wherever it may; phases follow one another."""
         index = graph.index()
         phases = {phase: i for i, phase in enumerate(graph.phases())}
         order = nx.lexicographical_topological_sort(index, key=lambda i: (phases[graph.ops[i].phase], i))

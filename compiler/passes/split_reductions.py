@@ -1,4 +1,4 @@
-"""Training over micro-batches: objectives become local parts and statistics, and train steps make their model's outputs."""
+"""Training over micro-batches: objectives become local parts and statistics; train steps make their model's outputs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class SplitReductions:
         known = dict(reversed(known.items()))
         trains = [op for op in graph.phase(phase) if op.kind == "train"]
         interner = Interner()
-        parts = {
-            op.model: Separator(op.model, phase, self.dims, known, interner).separate(op.attr("objective")) for op in trains
-        }
+        parts = {}
+        for op in trains:
+            separator = Separator(op.model, phase, self.dims, known, interner)
+            parts[op.model] = separator.separate(op.attr("objective"))
         loop = _Loop(graph, phase, known, parts, frozenset(d.name for d in self.dims.values() if d.root))
         return loop.rebuilt()
 
@@ -76,7 +77,7 @@ class _Loop:
     # ---- what must be known before training --------------------------------------------------------
 
     def _early(self) -> frozenset[Expr]:
-        """Current outputs that a constant of some training is made of: another model's, or this one's in a statistic."""
+        """Current outputs that some training takes as constants: another model's, or this one's in a statistic."""
         constants = [e for part in self.parts.values() for e in part.constants]
         return frozenset(e for e in walk(*constants, stop=self.known.__contains__)
                          if e.op == "call" and e not in self.known and e.attr("phase") == self.phase)
@@ -94,7 +95,7 @@ class _Loop:
         return found
 
     def _constants(self, phase: str) -> Iterator[Op]:
-        """Operations for constants that the program does not bind: once where the mini-batch does not matter to them."""
+        """Operations for constants that the program does not bind: those of one phase."""
         statistics = dict.fromkeys(e for part in self.parts.values() for e in part.statistics if e not in self.value_of)
         if statistics and phase == self.phase:
             yield self._statistics(tuple(statistics))

@@ -1,6 +1,6 @@
 """Makes the random-initialised folders that `builtin:tiny` and `builtin:tiny-reward` are trained from.
 
-    python make_tokenizer.py --out FOLDER [--seed 0] [--std 0.02]
+    python make_tokenizer.py --out FOLDER [--seed 0] [--std 0.08]
 
 writes FOLDER/tiny (LlamaForCausalLM) and FOLDER/tiny-reward (LlamaForSequenceClassification with one label): a
 character-level tokenizer (tokenizer.json, tokenizer_config.json), config.json, and random weights in bf16.
@@ -42,7 +42,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--std", type=float, default=0.02, help="standard deviation of the initial matrices")
+    parser.add_argument("--std", type=float, default=0.08, help="standard deviation of the initial matrices")
     args = parser.parse_args()
 
     import torch

@@ -10,13 +10,13 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "P0102", "`{target}` cannot be cut by tp={tp}, pp={pp}: {reason}",
-        "Tensor parallelism cuts heads, key/value heads and the inner width of a layer evenly; pipeline parallelism needs "
-        "a layer for each stage.",
+        "Tensor parallelism cuts heads, key/value heads and the inner width of a layer evenly; pipeline parallelism "
+        "needs a layer for each stage.",
         "choose degrees that divide the model's sizes",
     ),
     Code(
         "P0103", "`{target}: devices({devices})` asks for a part of the {ranks} ranks",
-        "All models of a plan share all of its ranks; a layout of a part of them is not among those that the planner makes.",
+        "All models of a plan share all of its ranks; a layout of a part of them is not among those that are planned.",
         "leave the constraint out, or start {devices} ranks (`--ranks {devices}`)",
     ),
     Code(
@@ -51,23 +51,19 @@ CODES: tuple[Code, ...] = (
         "A plan has at least one rank.", "give 1 or more", status=2,
     ),
     Code(
-        "P0110", "`{target}: {constraint}` must be at least 1",
-        "Degrees and micro-batches are positive.", "",
-    ),
-    Code(
-        "P0111", "the plan cannot be written: {reason}",
+        "P0110", "the plan cannot be written: {reason}",
         "The plan file is written beside its place and renamed.", "give another place with `-o`", status=2,
     ),
     Code(
         "P0201", "this is no plan that can be run: {reason}",
-        "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, with the "
-        "place inside it.",
+        "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, "
+        "with the place inside it.",
         "compile the program again", status=2,
     ),
     Code(
         "P0202", "the plan does not hold together: {reason}",
-        "Before a plan is written or run, it is checked: every value is made before its use, each weight arrives exactly "
-        "once, degrees divide what they cut, and all ranks walk the same steps.",
+        "Before a plan is written or run, it is checked: every value is made before its use, each weight arrives "
+        "exactly once, degrees divide what they cut, and all ranks walk the same steps.",
         "compile the program again; if that does not help, this is a bug in rlflow",
     ),
 )

@@ -25,8 +25,8 @@ def options_of(expr: Expr, bound: int, tokenizer: Tokenizer) -> SamplingOptions:
     """The sampling options of a `generate` expression; no option means the plain distribution of the model."""
     return SamplingOptions(
         max_tokens=min(int(expr.attr("max_tokens") or bound), bound), temperature=float(expr.attr("temperature", 1.0)),
-        top_k=int(expr.attr("top_k") or 0), top_p=float(expr.attr("top_p") or 1.0), end_ids=tokenizer.end_ids,
-        stop=tuple(expr.attr("stop") or ()), min_tokens=int(expr.attr("min_tokens") or 0))
+        top_k=int(expr.attr("top_k") or 0), top_p=float(expr.attr("top_p") or 1.0), stop_ids=tokenizer.end_ids,
+        stop_strings=tuple(expr.attr("stop") or ()), min_tokens=int(expr.attr("min_tokens") or 0))
 
 
 def generate(world: World, engine, layout: ModelLayout, scope: Scope, expr: Expr, tokenizer: Tokenizer,
@@ -53,7 +53,8 @@ def generate(world: World, engine, layout: ModelLayout, scope: Scope, expr: Expr
         group = rows.dims.group(unit)
         drawn = engine.generate(
             list(moved.split(lengths[mine].tolist())), samples, rows.position[unit[0]][mine // group].numpy(),
-            name, iteration, seed, options_of(expr, rows.dims.bounds[expr.type.dims[-1]], tokenizer), tokenizer.decode)
+            name, iteration, seed, options_of(expr, rows.dims.bounds[expr.type.dims[-1]], tokenizer), tokenizer.decode,
+            first_sample=(mine % group * samples).numpy())
     scope.env[expr] = _come_home(world, scope, expr, layout, units, wants, samples, lengths, drawn)
     scope.refresh()
 

@@ -9,9 +9,7 @@ import torch
 from compiler.plan import OpSpec, Plan
 from rlhf_dsl.typed import Expr, PyOp
 from runtime.executor.scope import Scope
-try:
-    from runtime.python_ops import OpRunner
-except ImportError: OpRunner=None
+from runtime.python_ops import OpRunner
 from runtime.sequences import Sequences
 from runtime.tokenizer import Tokenizer
 from runtime.values import Value

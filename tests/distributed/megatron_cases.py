@@ -209,9 +209,9 @@ def weights_difference(engine: MegatronEngine, weights: Mapping[str, Tensor]) ->
 
 def layouts(scenario: Scenario) -> list[ModelLayout]:
     ranks = tuple(range(comm.size))
-    degrees = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (2, 2, 2), (1, 4, 2)]
+    degrees = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1)]
     if comm.size == 8:
-        degrees = degrees[-2:]
+        degrees = [(2, 2, 2), (1, 4, 2)]
     if scenario is not SCENARIOS[0]:
         degrees = [d for d in degrees if d in ((2, 1, 2), (2, 2, 1), (1, 2, 2), (2, 2, 2))]
     if "kv head" in scenario.name:
@@ -229,7 +229,7 @@ def splits(n: int, dp: int) -> tuple[int, ...]:
 
 
 def report(name: str, differences: Optional[dict[str, float]], seconds: float) -> None:
-    every = comm.allgather(differences or {})
+    every, seconds = comm.allgather(differences or {}), comm.allreduce(seconds, op=MPI.MAX)
     keys = sorted({key for d in every for key in d})
     worst = {key: float(torch.tensor([d[key] for d in every if key in d]).max()) for key in keys}
     if comm.rank == 0:
@@ -335,9 +335,10 @@ def main() -> None:
     further = [ModelLayout(tuple(range(tp * pp * dp)), tp, pp, dp) for tp, pp, dp in ((1, 2, 2), (2, 1, 2), (1, 2, 1), (2, 1, 1))]
     mesh = meshes.Mesh(job, [layout for scenario in SCENARIOS for layout in layouts(scenario)] + further * (comm.size == 4))
     folder = Path(sys.argv[1])
-    references = [reference(s, batch, str(folder / s.name)) for s in SCENARIOS] if comm.rank == 0 else None
+    scenarios = SCENARIOS if comm.size == 4 else SCENARIOS[:2]
+    references = [reference(s, batch, str(folder / s.name)) for s in scenarios] if comm.rank == 0 else None
     references = comm.bcast(references, root=0)
-    for scenario, expected in zip(SCENARIOS, references):
+    for scenario, expected in zip(scenarios, references):
         run_layouts(mesh, scenario, expected, batch)
     if comm.size == 4:
         run_empty_shard(mesh, references[0], batch)

@@ -1,0 +1,64 @@
+"""The Megatron engine equals Hugging Face in every layout: see `megatron_cases.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.launch import mpiexec, rank_environment
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+BOUNDS = {"results": 2e-5, "norm": 1e-5, "weights": 3e-6}
+FOUR_RANKS = [
+    *(f"llama policy {degrees}" for degrees in (
+        "tp1 pp1 dp1", "tp2 pp1 dp1", "tp1 pp2 dp1", "tp1 pp1 dp2", "tp2 pp1 dp2", "tp1 pp2 dp2", "tp2 pp2 dp1", "tp4 pp1 dp1")),
+    *(f"{scenario} {degrees}" for scenario in ("qwen2 policy, tied", "llama value", "llama scorer, llama3 rope")
+      for degrees in ("tp2 pp1 dp2", "tp1 pp2 dp2", "tp2 pp2 dp1")),
+    "llama policy, 1 kv head tp2 pp1 dp2", "llama policy, 1 kv head tp2 pp2 dp1",
+    "llama policy, 3 layers tp1 pp2 dp2", "llama policy, 3 layers tp2 pp2 dp1",
+    "empty shard", "alternating", "two batches", "checkpoint",
+]
+EIGHT_RANKS = ["llama policy tp2 pp2 dp2", "llama policy tp1 pp4 dp2", "qwen2 policy, tied tp2 pp2 dp2"]
+
+
+def run(ranks: int, scratch: Path) -> dict[str, dict]:
+    """Differences by case."""
+    command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-W", "ignore", "-m", "mpi4py", "-m", "megatron_cases"]
+    environment = {**rank_environment(ranks, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
+    done = subprocess.run([*command, str(scratch)], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    print(*lines, sep="\n")
+    return {line.pop("case"): line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory) -> dict[str, dict]:
+    return run(4, tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory) -> dict[str, dict]:
+    return run(8, tmp_path_factory.mktemp("eight"))
+
+
+@pytest.mark.parametrize("case", FOUR_RANKS)
+def test_four_ranks(four, case):
+    check(four[case])
+
+
+@pytest.mark.parametrize("case", EIGHT_RANKS)
+def test_eight_ranks(eight, case):
+    check(eight[case])
+
+
+def check(differences: dict[str, float]) -> None:
+    differences.pop("seconds")
+    assert differences
+    assert {name: value for name, value in differences.items() if not value <= BOUNDS[name.split(",")[0]]} == {}
