@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from compiler.cluster import Cluster, local_cluster, read_cluster
-from compiler.compile import compile_program, lower_and_transform, program_folder, read_shapes
+from compiler.compile import compile_program, lower_and_place, program_folder, read_shapes
 from compiler.explain import explain_json, explain_text
 from compiler.ir import FlowGraph
 from compiler.passes import NAMES
@@ -81,7 +81,7 @@ def cluster_of(args: Namespace) -> Cluster:
 def _stage(checked: Checked, args: Namespace, observer: "_Observer") -> str:
     shapes = read_shapes(checked, program_folder(checked.path))
     placement = place(checked, shapes, cluster_of(args), args.ranks)
-    lower_and_transform(checked, placement, observer)
+    lower_and_place(checked, placement, observer)
     return str(observer.graphs[args.stop_after])
 
 

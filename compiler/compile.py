@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 from typing import Callable, Optional
@@ -11,8 +12,8 @@ from compiler.cluster import Cluster, local_cluster
 from compiler.emit import Target, emit
 from compiler.ir import FlowGraph
 from compiler.lower import lower
-from compiler.passes import pipeline
-from compiler.placement import place
+from compiler.passes import Pass, equation_passes, placement_passes
+from compiler.placement import Placement, place
 from compiler.plan import Plan
 from compiler.shapes import ModelShape, shape_from_config
 from compiler.sources import resolve_model
@@ -24,8 +25,12 @@ from rlhf_dsl.typed import Checked
 Observer = Callable[[str, FlowGraph, float], None]  # (pass, graph after it, its seconds)
 
 
+def unobserved(name: str, graph: FlowGraph, seconds: float) -> None:
+    """Watches nothing."""
+
+
 def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: Optional[int] = None,
-                    observe: Observer = lambda name, graph, seconds: None) -> Plan:
+                    observe: Observer = unobserved) -> Plan:
     """The plan of `checked` on `cluster` (else this machine) and `ranks` (else what constraints and cluster allow).
 
     Raises DiagnosticError: P01 where no plan is possible, R013 for a model's folder, P0202 for a plan without proof.
@@ -34,17 +39,25 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
     folder = program_folder(checked.path)
     shapes = read_shapes(checked, folder)
     placement = place(checked, shapes, cluster, ranks)
-    graph = lower_and_transform(checked, placement, observe)
+    graph = lower_and_place(checked, placement, observe)
     plan = emit(checked, graph, Target(cluster.digest, placement.world, str(folder), shapes))
     verify_plan(plan, checked.path)
     return plan
 
 
-def lower_and_transform(checked: Checked, placement, observe: Observer) -> FlowGraph:
-    """The graph after all passes; each is verified."""
-    graph = _observed("graph", lambda: lower(checked), observe)
-    for one in pipeline(checked, placement):
-        graph = _observed(one.name, lambda one=one, graph=graph: one(graph), observe)
+def lower_equations(checked: Checked, observe: Observer = unobserved) -> FlowGraph:
+    """The graph after the passes that know nothing of ranks."""
+    return _passed(_observed("graph", lambda: lower(checked), observe), equation_passes(checked), observe)
+
+
+def lower_and_place(checked: Checked, placement: Placement, observe: Observer = unobserved) -> FlowGraph:
+    """The graph after all passes."""
+    return _passed(lower_equations(checked, observe), placement_passes(checked, placement), observe)
+
+
+def _passed(graph: FlowGraph, passes: tuple[Pass, ...], observe: Observer) -> FlowGraph:
+    for one in passes:
+        graph = _observed(one.name, functools.partial(one, graph), observe)
     return graph
 
 

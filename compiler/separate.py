@@ -16,6 +16,7 @@ from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.typed import Dim, Expr, Interner, Type
 
 LINEAR_REDUCTIONS = frozenset(("sum", "mean"))
+LOCAL = "local"  # attribute of a sum over the rows of a micro-batch, unlike the same sum as a statistic
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Separator:
         if expr in self.known or expr.op in ("state", "next_state"):
             return True
         if is_root_reduction(expr, self.roots):
-            return not self._trains(expr)
+            return not expr.attr(LOCAL, False)
         return PRIMITIVES[expr.op].kind != "elementwise" and expr.op != "const" and not self._depends(expr)
 
     def _statistics(self, constants: tuple[Expr, ...]) -> Iterator[Expr]:
@@ -103,7 +104,9 @@ class Separator:
         return self._rebuilt(expr, tuple(self._affine(a) if part else a for a, part in zip(expr.args, parts)))
 
     def _has_trained_reduction(self, expr: Expr) -> bool:
-        return any(self._trains(e) and is_root_reduction(e, self.roots) for e in walk(expr))
+        """Whether a gradient passes through a root reduction in `expr`."""
+        inside = walk(expr, stop=lambda e: not self._trains(e))
+        return any(self._trains(e) and is_root_reduction(e, self.roots) for e in inside)
 
     def _is_affine(self, expr: Expr, parts: list[bool]) -> bool:
         """Whether `expr` is affine in the arguments marked in `parts`, with the others known before."""
@@ -122,12 +125,13 @@ class Separator:
         """A sum stays, as the sum of this part's rows; a mean becomes such a sum over the count of all rows."""
         if expr.op not in LINEAR_REDUCTIONS or any(self._has_trained_reduction(a) for a in expr.args):
             raise fault("E0409", expr.span)
-        total = self.interner.expr("sum", expr.args, expr.type, expr.grad, expr.span, **dict(expr.attrs))
+        facts = dict(expr.attrs)
+        total = self.interner.expr("sum", expr.args, expr.type, expr.grad, expr.span, **facts, **{LOCAL: True})
         if expr.op == "sum":
             return total
         one = self.interner.expr("const", (), Type("f32"), value=1.0)
         counted = (self._counted(expr.args[0]), *expr.args[1:])
-        count = self.interner.expr("count", counted, expr.type, frozenset(), expr.span, **dict(expr.attrs))
+        count = self.interner.expr("count", counted, expr.type, frozenset(), expr.span, **facts)
         count = self.interner.expr("maximum", (count, one), expr.type, frozenset(), expr.span)
         return self.interner.expr("div", (total, count), expr.type, expr.grad, expr.span)
 
@@ -136,14 +140,16 @@ class Separator:
         there = next((e for e in self.known if e.type == expr.type), None)
         if there is not None:
             return there
-        call = next(e for e in walk(expr) if self.is_current(e))
-        response = call.args[0]
+        response = next(e for e in walk(expr) if self.is_current(e)).args[0]
         ragged = response.type.dims[-1:]
         lengths = Type("f32", self.dims[ragged[0]].lead)
         length = self.interner.expr("length", (response,), lengths, frozenset(), expr.span, over=ragged)
-        if length.type == expr.type:
+        if ragged[0] in expr.type.dims:
+            return self.interner.expr("at_end", (length,), expr.type, frozenset(), expr.span, over=ragged)
+        spare = tuple(d for d in lengths.dims if d not in expr.type.dims)
+        if not spare:
             return length
-        return self.interner.expr("at_end", (length,), expr.type, frozenset(), expr.span, over=expr.type.dims[-1:])
+        return self.interner.expr("sum", (length,), expr.type, frozenset(), expr.span, over=spare, keep=0, phase="")
 
     def _rebuilt(self, expr: Expr, args: tuple[Expr, ...]) -> Expr:
         return self.interner.expr(expr.op, args, expr.type, expr.grad, expr.span, **dict(expr.attrs))

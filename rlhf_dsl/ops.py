@@ -213,7 +213,7 @@ def _annotation(function: ast.FunctionDef, arg: str, node: Optional[ast.expr], b
     if node is None:
         raise SignatureError("E0604", name=function.name, arg=arg, line=function.lineno)
     text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
-    text = text.replace("List[", "list[")
+    text = text.replace("List[", "list[").replace("'", '"')
     if (_is_batched(text) if batched else text in SCALARS or text == PER_TOKEN):
         return text
     raise SignatureError("E0605", name=function.name, arg=arg, annotation=text, line=node.lineno)

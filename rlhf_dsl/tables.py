@@ -35,7 +35,7 @@ def parser() -> lark.Lark:
     """The parser of whole programs; its trees carry positions."""
     grammar = GRAMMAR.read_text(encoding="utf-8")
     stored = _stored_tables()
-    if stored.get("made_from") != _hash(grammar):
+    if stored.get("made_from") != made_from(grammar):
         return build(grammar)
     tables = stored["tables"] | {"memo": _int_keys(stored["tables"]["memo"])}
     table = tables["data"]["parser"]["parser"]
@@ -54,7 +54,7 @@ def build(grammar: str, strict: bool = False) -> lark.Lark:
 
 def write_tables() -> None:
     grammar = GRAMMAR.read_text(encoding="utf-8")
-    content = {"made_from": _hash(grammar), "tables": _serialize(build(grammar))}
+    content = {"made_from": made_from(grammar), "tables": _serialize(build(grammar))}
     TABLES.write_text(json.dumps(content, separators=(",", ":"), default=sorted) + "\n", encoding="utf-8")
 
 
@@ -72,7 +72,8 @@ def _stored_tables() -> dict[str, Any]:
         return {}
 
 
-def _hash(grammar: str) -> str:
+def made_from(grammar: str) -> str:
+    """What tables are made from, as a hash."""
     return hashlib.sha256(f"lark {lark.__version__}\n{grammar}".encode()).hexdigest()
 
 

@@ -162,7 +162,7 @@ class Model:
 class PyOp:
     """A Python function marked `@op`, as its source says; nothing is imported.
 
-    args: one (name, annotation) each, such as "str", "list[float]", "Text['b g']"
+    args: one (name, annotation) each, such as `str`, `list[float]`, `Text["b g"]`
     result: "f32", "bool", "text" or "list" (one f32 per own token)
     """
 

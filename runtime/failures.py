@@ -22,33 +22,33 @@ def report_of(plan: Plan, text: str, folder: RunFolder, ended: Ended) -> tuple[O
     if failure is None:
         return _of_death(plan, text, folder, ended), "", ended.output[-SHOWN_OUTPUT:]
     rank = failure["rank"]
-    where, words = _where(plan, text, folder, rank)
+    span, where, words = _where(plan, text, folder, rank)
     if failure["rendered"]:
         return None, f"{failure['rendered']}\n\n{_sentence(rank, words)}", failure["trace"]
-    return diagnostic("R0154", **where, rank=rank, kind=failure["kind"], text=failure["text"], **words), "", failure["trace"]
+    return diagnostic("R0154", span, **where, rank=rank, kind=failure["kind"], text=failure["text"], **words), "", failure["trace"]
 
 
 def _of_death(plan: Plan, text: str, folder: RunFolder, ended: Ended) -> Diagnostic:
     if ended.rank is None:
         return diagnostic("R0155", place=str(folder.path), code=ended.code, output=ended.output.strip()[-SHOWN_OUTPUT:] or "nothing")
-    where, words = _where(plan, text, folder, ended.rank)
-    return diagnostic("R0153", **where, rank=ended.rank, signal=_signal_name(ended.signal), **words)
+    span, where, words = _where(plan, text, folder, ended.rank)
+    return diagnostic("R0153", span, **where, rank=ended.rank, signal=_signal_name(ended.signal), **words)
 
 
-def _where(plan: Plan, text: str, folder: RunFolder, rank: int) -> tuple[dict, dict]:
-    """The place in the program where a rank stood, and the words for it."""
+def _where(plan: Plan, text: str, folder: RunFolder, rank: int) -> tuple[Optional[Span], dict, dict]:
+    """The place in the program where a rank stood, (span, keywords of a diagnostic), and the words for it."""
     iteration, index = folder.position_of(rank)
     step = next((s for i, s in enumerate(walk(plan)) if i == index), None)
     if step is None:
-        return {"place": plan.program.path}, {"iteration": iteration, "step": "starting"}
+        return None, {"place": plan.program.path}, {"iteration": iteration, "step": "starting"}
     words = {"iteration": iteration, "step": f"{step.op} {step.name}"}
     source = Source(plan.program.path, text)
     line = source.line(step.line)
     if not line.strip():
-        return {"place": plan.program.path}, words
+        return None, {"place": plan.program.path}, words
     start = source.line_starts[step.line - 1]
     span = Span(start + len(line) - len(line.lstrip()), start + len(line.split("#")[0].rstrip()))
-    return {"span": span, "source": source}, words
+    return span, {"source": source}, words
 
 
 def _sentence(rank: int, words: dict) -> str:

@@ -33,6 +33,7 @@ MPI_ENVIRONMENT = {
 }
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 UNDER_LAUNCHER = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID")
+SHARED_MEMORY = Path("/dev/shm")
 PR_SET_PDEATHSIG = 1
 GRACE_S = 10
 
@@ -70,7 +71,7 @@ def rank_environment(ranks: int, scratch: str) -> dict[str, str]:
     """What every rank starts with; a number of threads that the user set stays."""
     threads = max(1, (os.cpu_count() or 1) // ranks)
     return {**{name: str(threads) for name in THREADS}, **os.environ, **MPI_ENVIRONMENT,
-            "PRTE_MCA_prte_tmpdir_base": scratch, "PMIX_MCA_gds": "hash", "PYTHONUNBUFFERED": "1"}
+            "PRTE_MCA_prte_tmpdir_base": scratch, "OMPI_MCA_btl_sm_backing_directory": scratch, "PYTHONUNBUFFERED": "1"}
 
 
 class Ranks:
@@ -78,7 +79,7 @@ class Ranks:
 
     def __init__(self, ranks: int, folder: RunFolder, on_event: Callable[[dict], None]) -> None:
         self._on_event = on_event
-        self._scratch = tempfile.mkdtemp(prefix="rlflow-")
+        self._scratch = tempfile.mkdtemp(prefix="rlflow-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
         # -P: nothing from the working directory may shadow the project's own packages
         command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "mpi4py", "-m", "runtime.rank", str(folder.path)]
         self._process = subprocess.Popen(
@@ -119,5 +120,5 @@ class Ranks:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _sweep(self) -> None:
-        """Removes what a killed job leaves behind: its own session folder and shared memory."""
+        """Removes what a killed job leaves behind: its session folder, which holds its shared memory too."""
         shutil.rmtree(self._scratch, ignore_errors=True)

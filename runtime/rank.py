@@ -16,6 +16,8 @@ from runtime.run_folder import Position, RunFolder
 
 STEP_EVENT_S = 0.1  # the live line need not change faster
 EXIT_FAILED, EXIT_STOPPED = 4, 130
+LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe", "NCCL communicator was aborted")
+LOST_PEER_WAIT_S = 5  # by then MPI has noticed the rank that really died, and ends this one
 
 
 def main(argv: Optional[list[str]] = None, launched: bool = True) -> int:
@@ -113,11 +115,14 @@ def _give_up(comm: Any, folder: RunFolder, error: BaseException) -> None:
 
     trace = traceback.format_exc()
     print(trace, file=sys.stderr, flush=True)
-    report = {"trace": trace, "kind": type(error).__name__, "text": str(error), "rendered": "", "code": EXIT_FAILED}
+    lost = not isinstance(error, DiagnosticError) and any(sign in str(error) for sign in LOST_PEER)
+    report = {"consequence": lost, "trace": trace, "kind": type(error).__name__, "text": str(error), "rendered": "", "code": EXIT_FAILED}
     if isinstance(error, DiagnosticError):
         report |= {"rendered": render(error.diagnostics, color=False), "code": error.exit_code}
     folder.write_failure(comm.rank, report)
     sys.stderr.flush()
+    if lost:
+        time.sleep(LOST_PEER_WAIT_S)
     comm.Abort(EXIT_FAILED)
 
 

@@ -63,9 +63,9 @@ class RunFolder:
         os.replace(beside, self.path / f"failure-{rank}.json")
 
     def first_failure(self) -> Optional[dict[str, Any]]:
-        """The earliest report: the others are its consequences."""
+        """The earliest report of a rank that failed by itself, not because another was gone."""
         reports = [json.loads(p.read_text()) for p in self.path.glob("failure-*.json")]
-        return min(reports, key=lambda r: r["time"], default=None)
+        return min((r for r in reports if not r["consequence"]), key=lambda r: r["time"], default=None)
 
     def position_of(self, rank: int) -> tuple[int, int]:
         """(iteration, step index) that a rank reached, or (0, -1) if it never began."""

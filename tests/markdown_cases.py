@@ -1,12 +1,12 @@
-"""Programs with the diagnostics they earn, as Markdown.
+"""Programs with the diagnostics they earn, as Markdown pages.
 
-A case is a fenced `rlflow` block and the `text` block after it: "ok", or all diagnostics exactly as they are printed. Its name is
-the heading above it. Overrides stand behind the language (```` ```rlflow -s b=8 ````); a Python module that the program imports
-stands in a `python` block with its path (```` ```python rewards/math.py ````) before it.
+A case is a fenced `rlflow` block and the `text` block right after it, which holds all its diagnostics exactly as they are printed, or
+"ok"; without one the program earns nothing. Its name is the heading above it. Overrides stand behind the language, as in
+```` ```rlflow -s b=8 ````; modules that a program imports stand beside the pages.
 
     python tests/markdown_cases.py tests/language/*.md
 
-writes the diagnostics of today into the files: read the difference before you keep it.
+writes the diagnostics of today into the pages: read the difference before you keep it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator
@@ -24,67 +23,56 @@ from rlhf_dsl.frontend import diagnose
 from rlhf_dsl.render import render
 from rlhf_dsl.source import Source
 
-PROGRAM = "program.rlflow"
-_FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$|^#+ (?P<heading>[^\n]*)$", re.MULTILINE | re.DOTALL)
+OK = "ok"
+_CASE = re.compile(r"^```rlflow(?P<options>[^\n]*)\n(?P<program>.*?)^```\n(?:\n```text\n(?P<expected>.*?)\n```\n)?", re.M | re.S)
+_HEADING = re.compile(r"^#+ (.*)$", re.M)
 
 
 @dataclass(frozen=True)
 class Case:
-    """`expected` stands at `span` of the Markdown text; `files` are (path, text) pairs."""
+    """name: page, heading and line; `path` is what messages call the program, in the page's folder; overrides are pairs."""
 
     name: str
+    path: Path
     program: str
     overrides: tuple[tuple[str, str], ...]
-    files: tuple[tuple[str, str], ...]
     expected: str
-    span: tuple[int, int]
+
+    def earns(self) -> str:
+        """What the program earns, with the page's folder as working directory."""
+        before = os.getcwd()
+        os.chdir(self.path.parent)
+        try:
+            sink = Diagnostics(Source(self.path.name, self.program))
+            diagnose(sink.source, dict(self.overrides), sink)
+        finally:
+            os.chdir(before)
+        return render(sink.sorted()).strip("\n") or OK
 
 
-def cases(text: str) -> Iterator[Case]:
-    """The cases of a Markdown text in order. Raises ValueError for a program without expectation."""
-    heading, program, overrides, files = "", None, (), ()
-    for block in _FENCE.finditer(text):
-        if block["heading"] is not None:
-            heading, files = block["heading"].replace("`", ""), ()
-            continue
-        language, *words = block["info"].split()
-        if language == "python" and words:
-            files += ((words[0], block["body"]),)
-        elif language == "rlflow":
-            if program is not None:
-                raise ValueError(f"{heading}: a program without expected diagnostics")
-            program, overrides = block["body"], tuple(tuple(w.split("=", 1)) for w in words if w != "-s")
-        elif language == "text" and program is not None:
-            yield Case(heading, program, overrides, files, block["body"].rstrip("\n"), block.span("body"))
-            program = None
-    if program is not None:
-        raise ValueError(f"{heading}: a program without expected diagnostics")
+def cases(page: Path) -> Iterator[Case]:
+    """The cases of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return (_case(page, text, found) for found in _CASE.finditer(text))
 
 
-def result(case: Case, folder: Path) -> str:
-    """What the program earns, with `folder` as working directory."""
-    for name, text in case.files:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        sink = Diagnostics(Source(PROGRAM, case.program))
-        diagnose(sink.source, dict(case.overrides), sink)
-    finally:
-        os.chdir(before)
-    return render(sink.sorted()).rstrip("\n") or "ok"
+def _case(page: Path, text: str, found: re.Match) -> Case:
+    heading = _HEADING.findall(text, 0, found.start())[-1].replace("`", "")
+    line = text.count("\n", 0, found.start()) + 1
+    overrides = tuple(tuple(pair.split("=", 1)) for pair in re.findall(r"-s (\S+)", found["options"]))
+    return Case(f"{page.stem}:{line} {heading}", page.with_suffix(".rlflow"), found["program"], overrides, found["expected"] or OK)
 
 
-def update(path: Path) -> None:
-    """Writes the diagnostics of today into a file."""
-    text = path.read_text(encoding="utf-8")
-    for case in reversed(list(cases(text))):
-        with tempfile.TemporaryDirectory() as folder:
-            start, end = case.span
-            text = text[:start] + result(case, Path(folder)) + "\n" + text[end:]
-    path.write_text(text, encoding="utf-8")
+def update(page: Path) -> None:
+    """Writes the diagnostics of today into a page."""
+    text = page.read_text(encoding="utf-8")
+
+    def with_diagnostics(found: re.Match) -> str:
+        earned = _case(page, text, found).earns()
+        block = f"\n```text\n{earned}\n```\n" if earned != OK or found["expected"] else ""
+        return f"```rlflow{found['options']}\n{found['program']}```\n{block}"
+
+    page.write_text(_CASE.sub(with_diagnostics, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

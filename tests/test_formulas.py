@@ -103,7 +103,8 @@ def test_clipped_objective_of_ppo():
           [-1.4034, -1.7431, -0.9778, -0.3784, -0.6474, -1.0478]]
     assert run(objective, on, {**feeds, new: at}) == pytest.approx(0.460340007, abs=1e-9)
     assert close(gradient(objective, on, new, at, feeds), [
-        [0.04951278, 0.086611346, 0.0, 0.0, 0.090588821, 0.049577189, 0.080594533, 0.072881208, 0.050422163, 0.076289157],
+        [0.04951278, 0.086611346, 0.0, 0.0, 0.090588821,
+         0.049577189, 0.080594533, 0.072881208, 0.050422163, 0.076289157],
         [-0.071435262, 0.0, -0.043371026, -0.045974717, -0.046908158, -0.048448027]])
 
 
@@ -148,8 +149,8 @@ def test_two_root_dims_have_a_denominator_each():
     adv, y = g.leaf("adv", ("b",)), g.leaf("y", ("b", "t"), grad=True)
     corpus = g.leaf("corpus", ("p", "u"), grad=True)
     objective = g.add(g.mean(g.mul(y, adv), over=("b", "t")), g.mul(2.0, g.mean(corpus, over=("p", "u"))))
-    on = Frame({"b": torch.arange(2), "p": torch.arange(3)}, {}, {"t": torch.tensor([2, 1]), "u": torch.tensor([3, 1, 2])},
-               {"t": ("b",), "u": ("p",)}, {"b": 2, "p": 3})
+    lengths = {"t": torch.tensor([2, 1]), "u": torch.tensor([3, 1, 2])}
+    on = Frame({"b": torch.arange(2), "p": torch.arange(3)}, {}, lengths, {"t": ("b",), "u": ("p",)}, {"b": 2, "p": 3})
     ys, texts = [[-1.1095, -0.8613], [-1.0321]], [[-0.1379, -0.5161, -0.0198], [-0.5586], [-0.8513, -1.1141]]
     assert run(objective, on, {adv: [1.0, -1.0], y: ys, corpus: texts}) == pytest.approx(-1.378833333)
     third = 1 / 3

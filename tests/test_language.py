@@ -3,20 +3,20 @@
 from pathlib import Path
 
 import pytest
-from markdown_cases import cases, result
+from markdown_cases import cases
 
-FOLDER = Path(__file__).with_name("language")
-ALL = [
-    pytest.param(case, id=f"{path.stem}: {case.name}")
-    for path in sorted(FOLDER.glob("*.md")) for case in cases(path.read_text(encoding="utf-8"))
-]
+from rlhf_dsl.codes import CODES
+
+PAGES = sorted(Path(__file__).with_name("language").glob("*.md"))
+ALL = [pytest.param(case, id=case.name) for page in PAGES for case in cases(page)]
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_diagnostics(case, tmp_path):
-    assert result(case, tmp_path) == case.expected
+def test_diagnostics(case):
+    assert case.earns() == case.expected
 
 
-def test_a_program_without_expectation_is_refused():
-    with pytest.raises(ValueError, match="without expected"):
-        list(cases("# one\n```rlflow\ndim b = 1\n```\n"))
+@pytest.mark.parametrize("code", [c for c in CODES if c.startswith("E00") and CODES[c].exit_code == 1])
+def test_every_syntax_error_is_on_the_page(code):
+    page = next(page for page in PAGES if page.stem == "syntax")
+    assert f"error[{code}]" in page.read_text(encoding="utf-8")

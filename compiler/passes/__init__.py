@@ -21,12 +21,14 @@ Pass = Callable[[FlowGraph], FlowGraph]
 NAMES = ("cse", "dce", "fuse", "split_reductions", "place", "shard", "reshard", "schedule")
 
 
-def pipeline(checked: Checked, placement: Placement) -> tuple[Pass, ...]:
-    """All passes for `checked` on `placement`, named as in `NAMES`."""
-    return (
-        CommonSubexpressions(), DeadCode(), FuseCalls(), SplitReductions(checked.dims), Place(placement), Shard(),
-        Reshard(changing_models(checked)), Schedule(),
-    )
+def equation_passes(checked: Checked) -> tuple[Pass, ...]:
+    """Those that know nothing of ranks."""
+    return CommonSubexpressions(), DeadCode(), FuseCalls(), SplitReductions(checked.dims)
+
+
+def placement_passes(checked: Checked, placement: Placement) -> tuple[Pass, ...]:
+    """Those that follow: where everything lies and what moves."""
+    return Place(placement), Shard(), Reshard(changing_models(checked)), Schedule()
 
 
 def changing_models(checked: Checked) -> frozenset[str]:

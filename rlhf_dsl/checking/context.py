@@ -101,6 +101,8 @@ class Context:
             inner = Label(span, f"in the prelude's `{prelude.name}`", prelude.source)
             labels = [inner, *(dataclasses.replace(la, source=la.source or prelude.source) for la in labels)]
             span = prelude.call
+            if any(item.code == code and item.span == span for item in self.tables.sink.items):
+                return
         elif self.frames:
             labels.append(Label(self.frames[0].call, f"`{self.frames[0].name}` is called here"))
         self.tables.sink.error(code, span, labels=labels, help=help, **words)
@@ -156,7 +158,7 @@ class Context:
             self.error("E0104", binding.span, name=name)
         elif before is not None and before is not self.tables.prelude.names.get(name):
             self.error("E0103", binding.span, [Label(before.span, "first bound here")], name=name)
-            return
+            binding.used = True
         elif before is not None:
             self.error("W0102", binding.span, name=name)
         self.scope.names[name] = binding

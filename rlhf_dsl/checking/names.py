@@ -23,7 +23,7 @@ def lookup(cx: Context, name: ast.Name, *kinds: str) -> Optional[Binding]:
         return None
     found.used = True
     if kinds and found.kind not in kinds:
-        wanted = " or ".join(KIND_WORDS[k] for k in kinds)
+        wanted = "a value" if kinds == VALUES else " or ".join(KIND_WORDS[k] for k in kinds)
         cx.error("E0105", name.span, [Label(found.span, "bound here")] if cx.frames == () and found.span.end else (),
                  name=name.id, kind=KIND_WORDS[found.kind], wanted=wanted,
                  help=did_you_mean(name.id, cx.scope.visible(*kinds)) if kinds == ("model",) else None)
@@ -41,11 +41,10 @@ def _report_unknown(cx: Context, name: ast.Name, kinds: tuple[str, ...]) -> None
         span, section = elsewhere
         cx.error("E0107", name.span, [Label(span, f"bound here, in `{section}`")], name=name.id, section=section)
         return
+    near = closest(name.id, [*cx.scope.visible(), *BUILTINS])
     candidates = cx.scope.visible(*kinds)
-    if "fn" in kinds:
-        candidates += BUILTINS
-    short = closest(name.id, candidates) or len(candidates) <= FEW
-    cx.error("E0101", name.span, name=name.id, help=short and did_you_mean(name.id, candidates) or None)
+    listed = did_you_mean(name.id, candidates) if len(candidates) <= FEW else ""
+    cx.error("E0101", name.span, name=name.id, help=f"did you mean `{near}`?" if near else listed or None)
 
 
 def infer_name(cx: Context, name: ast.Name) -> Optional[Expr]:

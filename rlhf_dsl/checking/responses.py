@@ -150,10 +150,9 @@ def _generate(cx: Context, node: ast.Call, infer: Infer):
         return None
     attrs = {name: default for name, (default, _, _) in OPTIONS.items()}
     for keyword in node.keywords:
-        value = _turns(cx, keyword, infer) if keyword.name in TURNS else _option(cx, keyword, infer)
-        if value is None:
-            return None
-        attrs[keyword.name] = value
+        attrs[keyword.name] = (_turns if keyword.name in TURNS else _option)(cx, keyword, infer)
+    if None in attrs.values():
+        return None
     given = [k for k in node.keywords if k.name in TURNS]
     if len(given) == 1:
         rule = "given together: `env=op, turns=N`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from rlhf_dsl import ast
+from rlhf_dsl.builtins import ROLES
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.checking.infer import infer
 from rlhf_dsl.checking.names import lookup
@@ -46,7 +47,8 @@ def _valid_objective(cx: Context, node: ast.Train, objective: Expr) -> bool:
     if node.model.id not in objective.grad:
         reached = f"it differentiates into {listing(sorted(objective.grad))} only" if objective.grad else \
             "nothing in it is an output of a model at its current weights"
-        cx.error("E0404", place, name=node.model.id, reached=reached)
+        output = next(op.name for op in ROLES[cx.tables.models[node.model.id].role].values() if op.per != "sample")
+        cx.error("E0404", place, name=node.model.id, reached=reached, output=output)
         return False
     fault = why_not(objective, node.model.id, lambda dim: cx.tables.dims[dim].root)
     if fault is not None:

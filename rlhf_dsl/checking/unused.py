@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Iterable
 
 from rlhf_dsl.checking.context import Context
-from rlhf_dsl.checking.scopes import KIND_WORDS, Scope
+from rlhf_dsl.checking.scopes import Scope
 
 
 def report_unused(cx: Context, scopes: Iterable[Scope]) -> None:
     for binding in (b for scope in scopes for b in scope.names.values()):
         if not binding.used and not binding.quiet:
-            cx.error("W0101", binding.span, name=binding.name, kind=KIND_WORDS[binding.kind])
+            cx.error("W0101", binding.span, name=binding.name, help=None if binding.kind == "value" else "take it out")
 
 
 def report_untrained(cx: Context, trained: frozenset[str]) -> None:

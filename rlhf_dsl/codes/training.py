@@ -30,7 +30,7 @@ CODES: tuple[Code, ...] = (
         "E0404", "no gradient reaches `{name}`: {reached}",
         "Everything bound in `rollout` is a constant of the update; an objective differentiates into what models give "
         "in the update itself. `stop`, comparisons, counts, `sign`, `argmax` and `rank` let no gradient pass.",
-        "use an output of `{name}` here, such as `{name}.logprobs(y)`",
+        "use an output of `{name}` here, such as `{name}.{output}(y)`",
         updated("train actor to maximize mean(r)"), _GOOD,
     ),
     Code(

@@ -11,6 +11,8 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from compiler.layout import megatron_stages
 from compiler.shapes import ModelShape
 from compiler.weights import padded_vocab
 from runtime.engines.megatron_attention import PackedAttention
+from runtime.engines.megatron_norm import RMSNorm
 from runtime.meshes import LayoutGroups
 
 
@@ -56,10 +59,9 @@ class Trunk(GPTModel):
     """A stage whose last one returns the hidden states, so that a head reads only the tokens it needs."""
 
     def __init__(self, shape: ModelShape, role: str, groups: LayoutGroups, dtype: torch.dtype) -> None:
-        spec = get_gpt_layer_local_spec(normalization="RMSNorm")
-        spec.submodules.self_attention.submodules.core_attention = PackedAttention
+        config = transformer_config(shape, groups, dtype)
         super().__init__(
-            transformer_config(shape, groups, dtype), spec,
+            config, _layers(config, groups),
             vocab_size=padded_vocab(shape, groups.layout.tp), max_sequence_length=shape.max_positions,
             pre_process=groups.is_first, post_process=groups.is_last,
             share_embeddings_and_output_weights=shape.tied and role == "policy",
@@ -81,6 +83,16 @@ class Trunk(GPTModel):
     def scalars(self, hidden: Tensor) -> Tensor:
         """hidden [k, hidden] → f32 [k]."""
         return self.output_layer(hidden).float().squeeze(1)
+
+
+def _layers(config: TransformerConfig, groups: LayoutGroups) -> TransformerBlockSubmodules:
+    """Megatron's own layers with our attention and, on a CPU, our norm."""
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer.submodules.self_attention.submodules.core_attention = PackedAttention
+    norm = WrappedTorchNorm if torch.cuda.is_available() else RMSNorm
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+    here = get_num_layers_to_build(config, pp_rank=groups.at.pp)
+    return TransformerBlockSubmodules(layer_specs=[layer] * here, layer_norm=norm)
 
 
 def _mark_sharded(trunk: torch.nn.Module) -> None:

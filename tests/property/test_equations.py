@@ -83,30 +83,28 @@ def reduce_plainly(op, xs, q, unbiased):
 
 
 @st.composite
-def reductions(draw):
-    """A reduction with everything it may have: where, keeps, and shards of the rows."""
-    on = draw(frames())
-    op = draw(st.sampled_from(REDUCTIONS))
-    dims = draw(st.sampled_from([d for d in DIMS if d]))
-    over = draw(st.sampled_from([dims[i:] for i in range(len(dims))] + ([("b",)] if dims == ("b", "g") else [])))
+def reductions(draw, op):
+    """A reduction with everything it may have: where, keeps, and up to four shards of the rows in any order."""
+    on = draw(frames(st.integers(1, 6)))
+    dims = draw(st.sampled_from([("b", "g", "t"), ("b", "g"), ("b",), ("g",)]))
+    over = draw(st.sampled_from([dims, *[dims[i:] for i in range(len(dims))], *[("b",)] * (dims == ("b", "g"))]))
     elements = st.booleans() if op in ("any", "all") else NUMBERS
     x = draw(values(on, dims, elements))
     where_dims = draw(st.sampled_from([None, *[d for d in DIMS if set(d) <= set(dims)]]))
     where = None if where_dims is None else (where_dims, draw(values(on, where_dims, st.booleans())))
     mask_dims = draw(st.lists(st.sampled_from([("b",), ("b", "g")]), max_size=2))
     masks = [(d, draw(values(on, d, st.booleans()))) for d in mask_dims]
-    owner = [draw(st.integers(0, 3)) for _ in range(on.size("b"))]
     order = draw(st.permutations(range(on.size("b"))))
-    shards = [[r for r in order if owner[r] == s] for s in range(draw(st.sampled_from([1, 4])) if max(owner) else 1)]
-    if sum(map(len, shards)) < on.size("b"):
-        shards = [list(order)]
-    return on, op, dims, over, x, where, masks, draw(st.floats(0, 1)), draw(st.booleans()), shards
+    owner = draw(st.lists(st.integers(0, 3), min_size=len(order), max_size=len(order)))
+    shards = [[r for r in order if owner[r] == shard] for shard in range(max(owner) + 1)]
+    return on, dims, over, x, where, masks, draw(st.floats(0, 1)), draw(st.booleans()), shards
 
 
-@settings(SETTINGS, max_examples=300)
-@given(reductions())
-def test_reductions_equal_plain_loops(case):
-    on, op, dims, over, x, where, masks, q, unbiased, shards = case
+@pytest.mark.parametrize("op", REDUCTIONS)
+@settings(SETTINGS, max_examples=40)
+@given(data=st.data())
+def test_reductions_equal_plain_loops(op, data):
+    on, dims, over, x, where, masks, q, unbiased, shards = data.draw(reductions(op))
     g = Graph()
     leaf = g.leaf("x", dims, "bool" if op in ("any", "all") else "f32")
     env, part = {leaf: value(dims, x)}, kept(on, dims, [(d, table(on, d, m)) for d, m in masks])

@@ -1,0 +1,41 @@
+"""RMSNorm for layers on a CPU, where torch's own takes three times as long, mostly in its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RMSNorm(torch.nn.Module):
+    """y = w * x / sqrt(mean(x^2) + eps) over the last dim (arXiv 1910.07467), in 32 bits, built as Megatron builds norms."""
+
+    def __init__(self, config, hidden_size: int, eps: float, **_: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size, dtype=config.params_dtype))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _RMSNorm.apply(x, self.weight, self.eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """With n = x / rms and g the gradient of y: dw = sum(g n) and dx = (g w - n mean(g w n)) / rms."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        inverse = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        normed = wide * inverse
+        ctx.save_for_backward(normed, inverse, weight)
+        return (normed * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        normed, inverse, weight = ctx.saved_tensors
+        wide, wide_weight = grad.float(), weight.float()
+        products = (wide * normed).flatten(0, -2)
+        mean = torch.mv(products, wide_weight).div_(weight.numel()).view_as(inverse)
+        grad_x = (wide * wide_weight).addcmul_(normed, mean, value=-1).mul_(inverse)
+        return grad_x.to(grad.dtype), products.sum(0).to(weight.dtype), None
