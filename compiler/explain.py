@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Iterator
 
 from compiler.cluster import Cluster
-from compiler.cost import CostModel
+from compiler.cost import CostModel, Memory
 from compiler.plan import Plan
 from compiler.steps import HOME, UpdateLoop
 from compiler.transitions import resolve
@@ -54,7 +55,7 @@ class _Text:
         margin = "  " * indent
         seconds = times * self.costs.seconds(step, part)
         cost = f"{_time(seconds):>10}" + (f"{seconds / self.total:7.1%}" if share and self.total else "")
-        left = f"{margin}{_told(step)}"
+        left = f"{margin}{told(step)}"
         if len(left) >= COLUMNS[0]:
             yield left
             left = ""
@@ -80,21 +81,20 @@ class _Text:
         return f"{name + degrees + ' ':{COLUMNS[1]}}{f'0-{last}' if last else '0':{COLUMNS[2]}}"
 
     def memory(self) -> Iterator[str]:
-        yield "memory on the fullest rank"
-        total = 0.0
-        for name in self.plan.models:
-            memory = self.costs.memory(name)
-            total += memory.total
-            parts = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer,
-                     "generation": memory.generation, "activations": memory.activations}
-            said = ", ".join(f"{part} {_bytes(size)}" for part, size in parts.items() if size)
-            yield f"  {name:14}{_bytes(memory.total):>10}   {said}"
-        yield f"  {'all':14}{_bytes(total):>10}   of {_bytes(self.cluster.device.memory)}"
+        parts = [field.name for field in dataclasses.fields(Memory)]
+        yield f"{'memory on the fullest rank':28}{'total':>12}" + "".join(f"{name:>13}" for name in parts)
+        held = {name: self.costs.memory(name) for name in self.plan.models}
+        for name, memory in held.items():
+            sizes = (_bytes(getattr(memory, part)) if getattr(memory, part) else "-" for part in parts)
+            yield f"  {name:26}{_bytes(memory.total):>12}" + "".join(f"{size:>13}" for size in sizes)
+        total = sum(memory.total for memory in held.values())
+        yield f"  {'all':26}{_bytes(total):>12} of {_bytes(self.cluster.device.memory)}"
 
     def reasons(self) -> Iterator[str]:
         costs = self.costs
-        yield (f"estimated with prompts of {costs.prompt_tokens:g} tokens and responses of their bound, unless "
-               "`assume: prompt=N, response=N` says otherwise")
+        response = costs.plan.assume.get("response")
+        said = f"{response:g} tokens" if response else "the length of their bound"
+        yield f"estimated with prompts of {costs.prompt_tokens:g} tokens, responses of {said}; `assume:` changes it"
         yield "layouts: as `plan:` says; what it leaves open is data parallelism over all ranks"
 
 
@@ -103,7 +103,7 @@ def layout_of(step: Any) -> str:
     return f"{step.model}.train" if step.op == "optimizer" else getattr(step, "layout", "")
 
 
-def _told(step: Any) -> str:
+def told(step: Any) -> str:
     """`forward logp_old`, with what is worth saying of it."""
     words = {"load": f"load {step.name}: " + ", ".join(getattr(step, "columns", ())), "reshard": step.name,
              "transfer": f"transfer {step.name}", "record": f"metric {step.name}", "update": step.name,

@@ -166,9 +166,9 @@ class Plan:
     evals: tuple[EvalSection, ...] = ()
     assume: dict[str, int] = field(default_factory=dict)
 
-    def expr_table(self) -> tuple[typed.Expr, ...]:
+    def expr_table(self, interner: Optional[typed.Interner] = None) -> tuple[typed.Expr, ...]:
         """The interned expressions: entry i is the one with id i."""
-        interner, table = typed.Interner(), []
+        interner, table = interner or typed.Interner(), []
         for row in self.exprs:
             kind = typed.Type(row.elem, row.dims)
             args = tuple(table[i] for i in row.args)
@@ -192,7 +192,7 @@ class Plan:
         """Raises `codec.CodecError`; `compiler.verify.load_plan` makes it a diagnostic and verifies the plan."""
         try:
             value = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise codec.CodecError("plan", f"not JSON: {error}") from None
         name = value.get("format") if isinstance(value, dict) else None
         if not isinstance(name, str) or name.split(".")[:2] != FORMAT.split("."):

@@ -75,11 +75,11 @@ class Separator:
 
         Arithmetic on constants is done with the rest: a value is sent once and not in all its forms.
         """
-        if expr in self.known or expr.op in ("state", "next_state"):
+        if expr in self.known or expr.op in ("state", "next_state", "pyop"):
             return True
         if is_root_reduction(expr, self.roots):
             return not expr.attr(LOCAL, False)
-        return PRIMITIVES[expr.op].kind != "elementwise" and expr.op != "const" and not self._depends(expr)
+        return not (PRIMITIVES[expr.op].kind == "elementwise" or expr.op in ("const", "at_end") or self._depends(expr))
 
     def _statistics(self, constants: tuple[Expr, ...]) -> Iterator[Expr]:
         """Reductions over the mini-batch in the constants, the outermost of them."""
@@ -138,9 +138,16 @@ class Separator:
     def _counted(self, expr: Expr) -> Expr:
         """A value over the dims of `expr` that needs no current output: only how many elements it has matters."""
         there = next((e for e in self.known if e.type == expr.type), None)
-        if there is not None:
-            return there
-        response = next(e for e in walk(expr) if self.is_current(e)).args[0]
+        responses = (e.args[0] for e in walk(expr) if self.is_current(e))
+        response = next((r for r in responses if set(expr.type.dims) <= set(r.type.dims)), None)
+        if there is not None or response is not None:
+            return there or self._lengths(response, expr)
+        inner = next(e for e in walk(expr) if self._is_constant(e) and e.type.dims == expr.type.dims)
+        zero = self.interner.expr("const", (), Type("f32"), value=0.0)
+        return self.interner.expr("mul", (inner, zero), expr.type, frozenset(), expr.span)
+
+    def _lengths(self, response: Expr, expr: Expr) -> Expr:
+        """The lengths of `response`, brought to the dims of `expr`, which are some of those of the response."""
         ragged = response.type.dims[-1:]
         lengths = Type("f32", self.dims[ragged[0]].lead)
         length = self.interner.expr("length", (response,), lengths, frozenset(), expr.span, over=ragged)

@@ -162,7 +162,7 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--feed", metavar="FEED", required=True, help="the numbers (JSON, rlflow.feed/1)")
     _overrides(parser)
     parser.add_argument("--dp", metavar="N", type=_count, default=1, help="split the rows over N shards")
-    parser.add_argument("--micro-batch", metavar="ROWS", type=_count, help="rows of a micro-batch; all at once unless given")
+    parser.add_argument("--micro-batch", metavar="ROWS", type=_count, help="rows of a micro-batch; all unless given")
     parser.add_argument("--no-shuffle", action="store_true", help="take mini-batches in the order of the rows")
     parser.add_argument("--dtype", choices=("f64", "f32"), default="f64", help="the arithmetic")
     _json(parser)

@@ -205,7 +205,8 @@ class _Builder(Transformer_NonRecursive):
             return ast.Number(int(token), _of(token))
         value = float(token)
         if is_int or not math.isfinite(value):
-            self._sink.error("E0023", _of(token), text=token if len(token) < 20 else f"{token[:20]}…", help="it is too large")
+            text = token if len(token) < 20 else f"{token[:20]}…"
+            self._sink.error("E0023", _of(token), text=text, help="it is too large")
         return ast.Number(value, _of(token))
 
     def string(self, meta, token: Token) -> ast.String:

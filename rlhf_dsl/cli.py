@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import traceback
 from typing import Callable, NoReturn, Optional, Sequence
@@ -14,6 +15,16 @@ from rlhf_dsl.version import VERSION
 INTERNAL_ERROR, INTERRUPTED = 70, 130
 
 Command = Callable[[argparse.Namespace], int]
+_COMMANDS = {
+    "check": "rlhf_dsl.commands.check:check_command",
+    "fmt": "rlhf_dsl.commands.fmt:fmt_command",
+    "help": "rlhf_dsl.commands.explain_code:help_command",
+    "ops": "rlhf_dsl.commands.ops:ops_command",
+    "compile": "compiler.commands:compile_command",
+    "explain": "compiler.commands:explain_command",
+    "run": "runtime.commands:run_command",
+    "eval": "runtime.feeds.command:eval_command",
+}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -40,30 +51,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _command(name: str) -> Command:
-    if name in ("check", "fmt", "help", "ops"):
-        return _language_command(name)
-    if name in ("compile", "explain"):
-        from compiler import commands as compiler_commands
-        return {"compile": compiler_commands.compile_command, "explain": compiler_commands.explain_command}[name]
-    if name == "run":
-        from runtime.commands import run_command
-        return run_command
-    from runtime.feeds.command import eval_command
-    return eval_command
-
-
-def _language_command(name: str) -> Command:
-    if name == "check":
-        from rlhf_dsl.commands.check import check_command
-        return check_command
-    if name == "fmt":
-        from rlhf_dsl.commands.fmt import fmt_command
-        return fmt_command
-    if name == "help":
-        from rlhf_dsl.commands.explain_code import help_command
-        return help_command
-    from rlhf_dsl.commands.ops import ops_command
-    return ops_command
+    module, function = _COMMANDS[name].split(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def _report_internal(error: Exception, verbose: bool) -> int:

@@ -1,4 +1,4 @@
-"""The canonical form of programs. It depends on the tree and on the comments alone, so that formatting twice changes nothing.
+"""The canonical form of programs. It depends on tree and comments alone, so that formatting twice changes nothing.
 
 Neighbouring lines of one kind line up: `=`, ranges, and comments at the ends of lines. A comment inside a statement of
 several lines moves above it.
@@ -19,6 +19,8 @@ from rlhf_dsl.scan import scan
 from rlhf_dsl.source import Source
 
 __all__ = ["format_expr", "format_program"]
+
+COMMENTS = 34  # the column of comments at the ends of lines
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def _with_comments(statements: Sequence[Row], source: Source) -> list[_Line]:
         for comment in inside:
             lines.append(_comment_line(comment, row.level, blank, source))
             blank = False
-        trailing, comments = _take(comments, min(_line_end(source, row.span.end), following.span.start if following else len(source.text)))
+        line_end = _line_end(source, row.span.end)
+        trailing, comments = _take(comments, min(line_end, following.span.start) if following else line_end)
         end = trailing[-1].end if trailing else row.span.end
         lines.append(_Line(row.level, row, " ".join(_text(c, source) for c in trailing), blank))
     for comment in comments:
@@ -86,7 +89,7 @@ def _text(comment: Span, source: Source) -> str:
 
 
 def _comment_level(comment: Span, before: Sequence[_Line], following: Optional[Row], source: Source) -> int:
-    """A comment stands in a block if the block goes on below it, or if it is indented and the block ends above it."""
+    """A comment stands in a block if the block goes on below it, or if it is indented and the block ends above."""
     if following is not None and following.level > 0:
         return following.level
     last = next((line.row for line in reversed(before) if line.row is not None), None)
@@ -95,7 +98,8 @@ def _comment_level(comment: Span, before: Sequence[_Line], following: Optional[R
 
 
 def _blank(source: Source, start: int, end: int) -> bool:
-    return source.text.count("\n", start, end) > 1 and "\n\n" in source.text[start:end].replace(" ", "").replace("\t", "")
+    """Is there a blank line between two offsets?"""
+    return "\n\n" in source.text[start:end].replace(" ", "")
 
 
 def _line_end(source: Source, offset: int) -> int:
@@ -108,9 +112,9 @@ def _keeps_blank(before: Optional[_Line], line: _Line) -> bool:
         return False
     if line.level < before.level:
         return True
-    if line.level == 0 and before.row is not None and line.row is not None and (before.row.separate or line.row.separate):
-        return True
-    return line.blank
+    if line.level > 0 or before.row is None or line.row is None:
+        return line.blank
+    return line.blank or before.row.separate or line.row.separate
 
 
 # ---- columns -----------------------------------------------------------------------------------
@@ -133,7 +137,7 @@ def _print_run(run: Sequence[_Line], printer: Printer) -> str:
     if run[0].row is None:
         texts = [INDENT * run[0].level + run[0].comment]
     else:
-        groups = itertools.groupby(run, key=lambda line: line.row.group)
+        groups = itertools.groupby(run, key=lambda line: line.row.group or line.row.span)
         texts = [text for _, group in groups for text in _print_group([line.row for line in group], printer)]
         texts = _add_comments(texts, [line.comment for line in run])
     return ("\n" if run[0].blank else "") + "".join(f"{text}\n" for text in texts)
@@ -171,7 +175,10 @@ def _tail(row: Row, start: str, printer: Printer) -> str:
 
 
 def _add_comments(texts: Sequence[str], comments: Sequence[str]) -> list[str]:
-    """Comments at the ends of lines, in one column; a statement of several lines has its own."""
-    column = max((len(t) for t, comment in zip(texts, comments) if comment and "\n" not in t), default=0)
-    padded = [t if "\n" in t else f"{t:<{column}}" for t in texts]
-    return [f"{wide}  {comment}" if comment else t for t, wide, comment in zip(texts, padded, comments)]
+    """Comments at the ends of lines, in one column: `COMMENTS`, or behind the longest line that has one."""
+    widths = [len(text) - text.rfind("\n") - 1 for text in texts]
+    column = max([COMMENTS, *(width + 2 for width, comment in zip(widths, comments) if comment)])
+    return [
+        text + " " * (column - width) + comment if comment else text
+        for text, width, comment in zip(texts, widths, comments)
+    ]

@@ -8,7 +8,7 @@ from typing import Optional, Union
 from rlhf_dsl import ast
 from rlhf_dsl.source import Source
 
-WIDTH = 100
+WIDTH = 120
 INDENT = "    "
 _OR, _AND, _NOT, _COMPARE, _SUM, _PRODUCT, _UNARY, _POWER, _ATOM = range(9)
 _LEVELS = {"or": _OR, "and": _AND, "+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT, "**": _POWER}
@@ -77,7 +77,9 @@ class Printer:
 
     # ---- several lines
 
-    def fit(self, expr: ast.Expr, column: int, indent: int, after: int = 0, least: int = _OR, bare: bool = False) -> str:
+    def fit(
+        self, expr: ast.Expr, column: int, indent: int, after: int = 0, least: int = _OR, bare: bool = False,
+    ) -> str:
         """The expression from `column` on, broken if it passes the width; broken parts stand one level below `indent`.
 
         after: columns of what follows on the last line

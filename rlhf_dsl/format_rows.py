@@ -120,7 +120,7 @@ def _(node: ast.State, printer: Printer) -> Row:
 def _(node: ast.Data, printer: Printer) -> Row:
     columns = (_with_dims(c) + (f": {c.elem}" if c.elem else "") for c in node.columns)
     after = f" after {node.after.id}" if node.after else ""
-    return Row(node.span, 0, f"data {', '.join(columns)}{after}", "=", (node.source,), group="data")
+    return Row(node.span, 0, f"data {', '.join(columns)}{after}", "=", (node.source,))
 
 
 @_row.register

@@ -20,7 +20,7 @@ def load(path: Union[str, Path], overrides: Optional[Overrides] = None) -> Check
     """The checked program of a file, or of standard input for "-".
 
     overrides: values of dims, params and settings by name, as written on the command line: {"eps": "0.1"}
-    Raises DiagnosticError with all diagnostics: exit code 1 for faults of the program, 2 for a file that cannot be read.
+    Raises DiagnosticError with all diagnostics: exit code 1 for faults of the program, 2 for an unreadable file.
     """
     return check_source(read_source(path), overrides)
 
@@ -49,7 +49,7 @@ def diagnose(source: Source, overrides: Overrides, sink: Diagnostics) -> Optiona
 
 
 def read_source(path: Union[str, Path]) -> Source:
-    """The text of a file, or of standard input for "-". Raises DiagnosticError (exit code 2) if it is not readable text."""
+    """The text of a file, or of standard input for "-". Raises DiagnosticError (exit code 2) if it cannot be read."""
     name = os.fspath(path)
     try:
         raw = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()

@@ -27,5 +27,5 @@ def _tree(source: Source, sink: Diagnostics) -> Tree:
         try:
             return tables.parser().parse(lines.visible(source.text))
         except UnexpectedInput as error:
-            lines = lines.without([report(error, source, lines, sink)])
+            lines = lines.without([report(error, lines, sink)])
     return tables.parser().parse("\n")

@@ -1,7 +1,7 @@
 """The lines of a program before it is parsed: brackets, strings, comments, indentation.
 
-The parser sees only lines that are whole here, so that what is wrong with a bracket, a quote or an indentation is said about
-that place; and a line that is wrong is taken out while the others are still checked.
+The parser sees only lines that are whole here, so that what is wrong with a bracket, a quote or an indentation is said
+about that place; and a line that is wrong is taken out while the others are still checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MAX_UNCLOSED = 10  # statements left out for a bracket or quote; then the rest o
 HEADS = ("rollout", "update", "plan", "eval", "run", "fn")
 
 _TOKEN = re.compile(
-    r'''(?P<newline>\n)|(?P<space>[ ]+)|(?P<comment>\#[^\n]*)|(?P<long>""")|(?P<quote>["'])|(?P<open>[(\[])|(?P<close>[)\]])
+    r'''(?P<newline>\n)|(?P<space>[ ]+)|(?P<comment>\#[^\n]*)|(?P<long>""")|(?P<quote>["'])
+    |(?P<open>[(\[])|(?P<close>[)\]])
     |(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
     |(?P<op>==|!=|<=|>=|\*\*|[-+*/<>=.,:])|(?P<odd>.)''',
     re.VERBOSE | re.DOTALL,
@@ -86,10 +87,6 @@ class Scan:
         """The text with blanks for the bad lines, every offset as it was; ends in a newline."""
         return _blank(text, (Span(line.start, line.end) for line in (self.lines[i] for i in self.bad))) + "\n"
 
-    def line_at(self, offset: int) -> int:
-        """The index of the last line that starts at or before an offset."""
-        return max((i for i, line in enumerate(self.lines) if line.start <= offset), default=0)
-
 
 def scan(text: str, sink: Diagnostics) -> Scan:
     """Cuts a text into logical lines and reports those that are not whole."""
@@ -123,7 +120,7 @@ class _Scanner:
         self.unclosed: Optional[Span] = None
         self.unclosed_fault: Optional[Diagnostic] = None
         self._tokens: list[Tok] = []
-        self._open: list[tuple[Tok, bool]] = []  # with: is it a range, which may close with the other bracket
+        self._open: list[tuple[Tok, bool]] = []  # True: a range, which may close with the other bracket
         self._run()
 
     def _run(self) -> None:
@@ -155,7 +152,8 @@ class _Scanner:
         if not self._tokens:
             return
         start = self._tokens[0].start
-        self.lines.append(Line(_indent(self.text, self.text.rfind("\n", 0, start) + 1), tuple(self._tokens), start, self._tokens[-1].end))
+        indent = _indent(self.text, self.text.rfind("\n", 0, start) + 1)
+        self.lines.append(Line(indent, tuple(self._tokens), start, self._tokens[-1].end))
         self._tokens = []
 
     def _string(self, token: Tok) -> None:

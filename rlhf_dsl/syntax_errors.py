@@ -12,65 +12,12 @@ from rlhf_dsl.ast import Span
 from rlhf_dsl.build import STATEMENTS as PLACES
 from rlhf_dsl.diagnostics import Diagnostics, closest, listing
 from rlhf_dsl.scan import HEADS, Line, Scan, Tok
-from rlhf_dsl.source import Source
+from rlhf_dsl.syntax_words import (
+    DECLARATIONS, FORMS, GLUED, OPERANDS, OPERATORS, PYTHON, SECTIONS, STATEMENTS, TERMINALS,
+)
 
-SECTIONS = ("rollout", "update", "plan", "eval", "run")
-DECLARATIONS = ("dim", "param", "state", "data", "model", "fn", "from")
-STATEMENTS = ("metric", "keep", "train", "every")
-FORMS = {
-    "dim": "`dim b = 64` or `dim t <= 32`",
-    "param": "`param NAME = VALUE`, with a range: `param NAME = VALUE in (0, 1]`",
-    "state": "`state NAME = INIT then NEXT`",
-    "data": '`data NAME[DIM] = jsonl("FILE", "FIELD")`',
-    "model": "`model NAME = ROLE(SOURCE)`, to be trained: `model NAME = ROLE(SOURCE) trained by adamw(lr=1e-4)`",
-    "fn": "`fn NAME(x[t], k):`, and below it its bindings and `return VALUE`",
-    "from": "`from PACKAGE.MODULE import NAME`",
-    "metric": "`metric NAME = VALUE`",
-    "keep": "`keep if CONDITION`, or `keep if CONDITION, refill=3`",
-    "train": "`train MODEL to maximize VALUE` or `train MODEL to minimize VALUE`",
-    "every": "`every 50: save(actor)`",
-    "return": "`return VALUE, VALUE`",
-}
-_REDUCERS = "write a reduction over a dim, such as `sum[t](x)`, or `togo[t]` for a recurrence"
-PYTHON = {
-    "if": "choose element by element: `where(condition, a, b)`; to drop rows: `keep if condition`",
-    "else": "choose element by element: `where(condition, a, b)`",
-    "elif": "choose element by element: `where(condition, a, b)`",
-    "for": _REDUCERS,
-    "while": _REDUCERS,
-    "def": "functions are written `fn NAME(x, y):` with a `return`",
-    "lambda": "functions are written `fn NAME(x, y):` with a `return`",
-    "class": "there are no classes",
-    "import": "Python ops come in by `from PACKAGE.MODULE import NAME`",
-    "return": "only a function returns; bind the value to a name",
-    "pass": "take the line out",
-    "assert": "record what you want to see: `metric NAME = VALUE`",
-    "print": "record what you want to see: `metric NAME = VALUE`",
-    "with": "what a section binds is a constant of every update; nothing else needs a context",
-    "del": "names stay bound",
-    "try": "an op's own policy says what happens when it fails: `@op(on_error=0.0)`",
-    "is": "compare with `==`",
-    "in": "a range follows a param's default only; compare with `==`",
-    "None": "leave the argument out",
-    "True": "booleans are `true` and `false`",
-    "False": "booleans are `true` and `false`",
-}
-_BOUND_ONCE = "a name is bound once; bind the result to a new name, or keep a `state` from one iteration to the next"
-_GLUED = {
-    **dict.fromkeys(("+=", "-=", "*=", "/=", "**="), _BOUND_ONCE), "//": "`/` never truncates",
-    "=>": "greater or equal is written `>=`", "=<": "less or equal is written `<=`", "===": "equality is `==`",
-    "<>": "not equal is written `!=`", ":=": "bind the name on a line of its own", "->": "functions have no result type",
-}
-_NAMES = {
-    "NAME": "a name", "NUMBER": "a number", "STRING": "a string", "LONG_STRING": "a docstring", "_NL": "the end of the line",
-    "OPEN": "`(`", "CLOSE": "`)`", "OPEN_SQUARE": "`[`", "LSQB": "`[`", "CLOSE_SQUARE": "`]`", "RSQB": "`]`", "LPAR": "`(`",
-    "RPAR": "`)`", "COLON": "`:`", "COMMA": "`,`", "DOT": "`.`", "EQUALS": "`=`", "AT_MOST": "`<=`",
-}
-_OPERATORS = {
-    "PLUS", "MINUS", "TIMES", "DIVIDE", "POWER", "AND", "OR", "LESSTHAN", "MORETHAN", "AT_MOST", "DOT", "OPEN", "OPEN_SQUARE",
-    "NOT", "EQUALS",
-}
-_OPERANDS = {"NAME", "NUMBER", "STRING", "OPEN"}
+# After one of these an expression may stand.
+_BEFORE_EXPRESSIONS = ("=", ":", "if", "maximize", "minimize", "return")
 
 
 @dataclass(frozen=True)
@@ -116,13 +63,8 @@ class _Context:
         token = self.peek(offset)
         return token.text if token else ""
 
-    def glued(self) -> bool:
-        """Does the token touch the one before it?"""
-        before = self.peek(-1)
-        return before is not None and self.token is not None and before.end == self.token.start
 
-
-def report(error: UnexpectedInput, source: Source, scan: Scan, sink: Diagnostics) -> int:
+def report(error: UnexpectedInput, scan: Scan, sink: Diagnostics) -> int:
     """Puts one diagnostic into the sink; returns the index of the line to leave out."""
     context, index = _locate(error, scan, sink)
     for rule in _RULES:
@@ -176,7 +118,9 @@ def _doubled_operator(c: _Context) -> bool:
 def _bad_number(c: _Context) -> bool:
     """`5abc`, `1.2.3`, `1e`."""
     before = c.peek(-1)
-    if not c.glued() or before.kind != "number" or c.token.kind not in ("word", "number"):
+    if c.token is None or c.token.kind not in ("word", "number") or before is None or before.kind != "number":
+        return False
+    if before.end != c.token.start:
         return False
     c.sink.error("E0023", before.span.to(c.token.span), text=before.text + c.token.text)
     return True
@@ -185,12 +129,12 @@ def _bad_number(c: _Context) -> bool:
 def _glued_operator(c: _Context) -> bool:
     """`+=`, `//`, `=>`: two tokens here, one in another language."""
     for left, right in ((c.peek(-1), c.token), (c.token, c.peek(1))):
-        if left is not None and right is not None and left.end == right.start and left.text + right.text in _GLUED:
+        if left is not None and right is not None and left.end == right.start and left.text + right.text in GLUED:
             break
     else:
         return False
     word = left.text + right.text
-    c.sink.error("E0019", left.span.to(right.span), word=word, instead=_GLUED[word])
+    c.sink.error("E0019", left.span.to(right.span), word=word, instead=GLUED[word])
     return True
 
 
@@ -235,8 +179,8 @@ def _unknown_word(c: _Context) -> bool:
     words = STATEMENTS if c.in_block else DECLARATIONS + SECTIONS
     what = "statement" if c.in_block else "declaration or section"
     near = closest(c.first, words)
-    known = listing(words, "or")
-    help = f"did you mean `{near}`?" if near else f"write `name = value` or one of {known}" if c.in_block else f"write one of {known}"
+    known = ("`name = value`, " if c.in_block else "") + listing(words, "or")
+    help = f"did you mean `{near}`?" if near else f"write {known}"
     c.sink.error("E0024", c.line.tokens[0].span, word=c.first, what=what, help=help)
     return True
 
@@ -245,11 +189,12 @@ def _expression_alone(c: _Context) -> bool:
     """`f(x)` or `actor.generate(p)` as a statement."""
     if not c.in_block or c.first in FORMS:
         return False
-    called = c.at in (1, 3) and c.text(0) == "(" and all(t.kind == "word" or t.text == "." for t in c.line.tokens[:c.at])
-    alone = c.token is None and not any(t.text == "=" for t in c.line.tokens) and c.line.tokens[0].kind == "word"
+    tokens = c.line.tokens
+    called = c.at in (1, 3) and c.text(0) == "(" and all(t.kind == "word" or t.text == "." for t in tokens[:c.at])
+    name = c.token is None and tokens[0].kind == "word" and not any(t.text == "=" for t in tokens)
     operation = c.at == 1 and c.token is not None and c.token.kind == "op" and c.token.text not in ("=", ":")
-    starts = c.at == 0 and c.line.tokens[0].kind in ("number", "string", "open_bracket")
-    if not (called or alone or operation or starts):
+    other = c.at == 0 and tokens[0].kind in ("number", "string", "open_bracket")
+    if not (called or name or operation or other):
         return False
     c.sink.error("E0030", Span(c.line.start, c.line.end))
     return True
@@ -289,10 +234,10 @@ def _no_return(c: _Context) -> bool:
 def _equals(c: _Context) -> bool:
     if c.text(0) != "=" or not {"PLUS", "COLON"} & c.expected:
         return False
-    earlier = c.line.tokens[:c.at]
-    attribute = len(earlier) == 3 and earlier[1].text == "."
-    code = "E0029" if attribute and c.in_block else "E0015"
-    c.sink.error(code, Span(c.line.start, c.at and earlier[-1].end) if attribute and c.in_block else c.span)
+    if c.in_block and c.at == 3 and c.text(-2) == ".":
+        c.sink.error("E0029", Span(c.line.start, c.peek(-1).end))
+    else:
+        c.sink.error("E0015", c.span)
     return True
 
 
@@ -303,7 +248,7 @@ def _indexed(c: _Context) -> bool:
         return False
     i, closed = opening
     before = c.line.tokens[i - 1]
-    if before.kind != "word" or not any(t.text in ("=", ":", "if", "maximize", "minimize", "return") for t in c.line.tokens[:i]):
+    if before.kind != "word" or not any(t.text in _BEFORE_EXPRESSIONS for t in c.line.tokens[:i]):
         return False
     end = c.peek(-1).end if closed else c.span.end
     c.sink.error("E0031", Span(before.start, end))
@@ -323,8 +268,8 @@ def _open_square(c: _Context) -> Optional[tuple[int, bool]]:
 
 
 _RULES: tuple[Callable[[_Context], bool], ...] = (
-    _python, _doubled_operator, _bad_number, _glued_operator, _starts_nothing, _no_return, _missing_colon, _body_on_head, _equals, _indexed,
-    _expression_alone,
+    _python, _doubled_operator, _bad_number, _glued_operator, _starts_nothing, _no_return, _missing_colon,
+    _body_on_head, _equals, _indexed, _expression_alone,
 )
 
 
@@ -346,11 +291,13 @@ def _describe(expected: Iterable[str]) -> str:
     """Names of terminals in words, operands and operators each as one."""
     left = set(expected) - {"_INDENT", "_DEDENT", "$END"}
     words = []
-    if _OPERANDS <= left:
+    if OPERANDS <= left:
         words.append("an expression")
-        left -= _OPERANDS | {"TRUE", "FALSE", "OPEN_SQUARE", "MINUS", "NOT"}
+        left -= OPERANDS | {"TRUE", "FALSE", "OPEN_SQUARE", "MINUS", "NOT"}
     if {"PLUS", "TIMES"} <= left:
         words.append("an operator")
-        left = {e for e in left - _OPERATORS if not e.startswith("__")}
-    words += sorted(_NAMES.get(e, f"`{e.lower()}`") for e in left)
-    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words) or "the end of the function"
+        left = {e for e in left - OPERATORS if not e.startswith("__")}
+    words += sorted(TERMINALS.get(e, f"`{e.lower()}`") for e in left)
+    if len(words) < 2:
+        return words[0] if words else "the end of the function"
+    return f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,7 +1,7 @@
 """The LALR(1) parser, from tables kept beside the grammar: `python -m rlhf_dsl.tables` writes them anew.
 
-Building the tables takes longer than a whole `rlflowc check` may; reading them takes a tenth of that. The file holds a hash of
-what it was made from, so that after an edit of the grammar the parser is built from the grammar, slower but never stale.
+Building the tables takes as long as all else that `rlflowc check` does; reading them, a tenth of that. The file holds
+a hash of what it was made from: after an edit of the grammar the parser is built from it, slower but never stale.
 """
 
 from __future__ import annotations

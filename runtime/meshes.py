@@ -86,8 +86,8 @@ class LayoutGroups:
 class Mesh:
     """Process groups of all layouts of a job, one for each set of ranks, however many layouts use it.
 
-    Construction is collective: every rank passes the same layouts in the same order, also those without it, as all ranks
-    take part in making every group.
+    Construction is collective: every rank passes the same layouts in the same order, also those without it, as all
+    ranks take part in making every group.
     """
 
     def __init__(self, job: Job, layouts: Iterable[ModelLayout]) -> None:

@@ -14,8 +14,9 @@ from rlhf_dsl.typed import Checked
 PROGRAMS = Path(__file__).parent.parent / "programs"
 CLUSTER = Cluster("test", 1, 8, Device(1e12, 16e9, 1e11), 1e10, 1e9, 1e-5)
 CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 128, "vocab_size": 96, "eos_token_id": 1, "bos_token_id": 2, "tie_word_embeddings": True,
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 96, "eos_token_id": 1, "bos_token_id": 2,
+    "tie_word_embeddings": True,
 }
 
 GROUPS = '''
@@ -51,5 +52,4 @@ def compiled(tmp_path: Path, text: str, ranks: int | None = 2, cluster: Cluster 
 def shipped(tmp_path: Path, name: str, **overrides: str) -> Checked:
     """A program that comes with the project, on a small model of the test."""
     folder = str(model_folder(tmp_path / "model"))
-    found = load(PROGRAMS / f"{name}.rlflow", {"base": folder} | overrides)
-    return found
+    return load(PROGRAMS / f"{name}.rlflow", {"base": folder} | overrides)

@@ -1,8 +1,8 @@
 """Programs with the diagnostics they earn, as Markdown pages.
 
-A case is a fenced `rlflow` block and the `text` block right after it, which holds all its diagnostics exactly as they are printed, or
-"ok"; without one the program earns nothing. Its name is the heading above it. Overrides stand behind the language, as in
-```` ```rlflow -s b=8 ````; modules that a program imports stand beside the pages.
+A case is a fenced `rlflow` block and the `text` block right after it, which holds all its diagnostics exactly as they
+are printed, or "ok"; without one the program earns nothing. Its name is the heading above it. Overrides stand behind
+the language, as in ```` ```rlflow -s b=8 ````; modules that a program imports stand beside the pages.
 
     python tests/markdown_cases.py tests/language/*.md
 
@@ -24,13 +24,14 @@ from rlhf_dsl.render import render
 from rlhf_dsl.source import Source
 
 OK = "ok"
-_CASE = re.compile(r"^```rlflow(?P<options>[^\n]*)\n(?P<program>.*?)^```\n(?:\n```text\n(?P<expected>.*?)\n```\n)?", re.M | re.S)
+_CASE = re.compile(
+    r"^```rlflow(?P<options>[^\n]*)\n(?P<program>.*?)^```\n(?:\n```text\n(?P<expected>.*?)\n```\n)?", re.M | re.S)
 _HEADING = re.compile(r"^#+ (.*)$", re.M)
 
 
 @dataclass(frozen=True)
 class Case:
-    """name: page, heading and line; `path` is what messages call the program, in the page's folder; overrides are pairs."""
+    """name: page, line and heading; path: of the program, as if it stood beside the page; overrides: pairs."""
 
     name: str
     path: Path
@@ -60,7 +61,8 @@ def _case(page: Path, text: str, found: re.Match) -> Case:
     heading = _HEADING.findall(text, 0, found.start())[-1].replace("`", "")
     line = text.count("\n", 0, found.start()) + 1
     overrides = tuple(tuple(pair.split("=", 1)) for pair in re.findall(r"-s (\S+)", found["options"]))
-    return Case(f"{page.stem}:{line} {heading}", page.with_suffix(".rlflow"), found["program"], overrides, found["expected"] or OK)
+    name = f"{page.stem}:{line} {heading}"
+    return Case(name, page.with_suffix(".rlflow"), found["program"], overrides, found["expected"] or OK)
 
 
 def update(page: Path) -> None:

@@ -141,9 +141,9 @@ def test_ops(capsys):
 
 
 @pytest.mark.parametrize("line, hint", [
-    ("", "rlflowc --help"), ("chek p.rlflow", "did you mean `check`?"), ("check", "PROGRAM"), ("check p --nope", "--nope"),
-    ("check p -s eps", "`name=value`"), ("run p --ranks 0", "`0`"), ("run p --ranks two", "`two`"), ("help E9999", "E9999"),
-    ("check p --color red", "red"), ("eval p", "--feed"),
+    ("", "rlflowc --help"), ("chek p.rlflow", "did you mean `check`?"), ("check", "PROGRAM"),
+    ("check p --nope", "--nope"), ("check p -s eps", "`name=value`"), ("run p --ranks 0", "`0`"),
+    ("run p --ranks two", "`two`"), ("help E9999", "E9999"), ("check p --color red", "red"), ("eval p", "--feed"),
 ])
 def test_a_bad_command_line_is_a_diagnostic(line, hint, capsys):
     assert main(line.split()) == 2
@@ -181,13 +181,15 @@ def test_an_interruption(file, monkeypatch):
 
 
 def test_a_closed_pipe_is_no_error(file):
-    done = subprocess.run(f"{sys.executable} -m rlhf_dsl.cli help | head -1", shell=True, capture_output=True, text=True)
+    command = f"{sys.executable} -m rlhf_dsl.cli help | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
 def test_ascii_terminals_get_escapes(file):
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-m", "rlhf_dsl.cli", "check", file(BAD)], capture_output=True, text=True, env=env)
+    command = [sys.executable, "-m", "rlhf_dsl.cli", "check", file(BAD)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 1 and "E0012" in done.stderr
 
 
@@ -198,3 +200,10 @@ def test_check_starts_fast(file):
     subprocess.run([sys.executable, "-m", "rlhf_dsl.cli", "check", path], check=True, capture_output=True)
     after = os.times()
     assert after.children_user + after.children_system - before.children_user - before.children_system < 0.6
+
+
+def test_check_imports_the_language_alone(file):
+    code = "import sys; from rlhf_dsl.cli import main; main(['check', sys.argv[1]]); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, file(GOOD)], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"torch", "numpy", "networkx", "jinja2", "mpi4py", "compiler", "runtime"}

@@ -152,6 +152,20 @@ update(minibatches=2):
     assert kinds.index("forward") < kinds.index("statistics") < kinds.index("train")
 
 
+def test_python_ops_on_current_outputs_run_before_training(tmp_path):
+    (tmp_path / "judge.py").write_text("from rlhf_dsl import op\n@op\ndef weigh(x: float) -> float: ...\n")
+    text = UPDATED.replace("data prompts", "from judge import weigh\ndata prompts") + '''
+update:
+    logp = actor.logprobs(y)
+    w = weigh(sum[t](logp))
+    train actor to maximize mean(sum[t](logp) * w)
+'''
+    body = lower_equations(checked_text(tmp_path, text)).phase("update0")
+    kinds = [op.kind for op in body]
+    assert kinds.index("forward") < kinds.index("pyop") < kinds.index("train")
+    assert "update/w" in next(op for op in body if op.kind == "train").inputs
+
+
 def test_a_second_update_recomputes_only_what_was_trained(tmp_path):
     graph = lower_equations(checked_text(tmp_path, UPDATED + '''
     v_old = critic.values(y)
@@ -212,12 +226,15 @@ OBJECTIVES = [
     "where(mean(r) > 0, mean(exp(logp)), -mean(logp))",
     "mean(logp * (logp_old - mean(logp_old)) / (std(logp_old) + 1))",
     "mean(log_sigmoid(sum[t](logp - logp_old)))",
+    "mean(mean[g](sum[t](logp)) * r)",
+    "mean(where(r > 0, mean[g](sum[t](logp)), 0))",
+    "mean(togo[t](logp, 0.9) * next[t](logp_old))",
 ]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_partial_objectives_sum_to_the_whole_gradient(tmp_path, objective):
-    """Over any cut into units, with statistics of the whole, the gradients of the parts sum to that of the objective."""
+    """Over any cut into units, with statistics of the whole, the parts' gradients sum to that of the objective."""
     graph = lower_equations(checked_text(tmp_path, UPDATED + f'''
 update:
     logp = actor.logprobs(y)
@@ -253,7 +270,8 @@ class _Batch:
         from runtime.values import Frame
 
         torch = self.torch
-        return Frame({"b": torch.tensor(rows)}, {"g": 2}, {"t": self.lengths[rows].flatten()}, {"t": ("b", "g")}, {"b": 3})
+        lengths = {"t": self.lengths[rows].flatten()}
+        return Frame({"b": torch.tensor(rows)}, {"g": 2}, lengths, {"t": ("b", "g")}, {"b": 3})
 
     def cut(self, numbers, dims, rows):
         from runtime.values import Value

@@ -33,7 +33,11 @@ def loop_of(plan: Plan) -> UpdateLoop:
 def test_stages_are_as_written_down(name, ranks):
     path = GOLDEN / f"{name}.rlflow"
     graphs = {}
-    plan = compile_program(load(path), CLUSTER, ranks, lambda stage, graph, seconds: graphs.setdefault(stage, str(graph)))
+
+    def observe(stage, graph, seconds):
+        graphs[stage] = str(graph)
+
+    plan = compile_program(load(path), CLUSTER, ranks, observe)
     assert list(graphs) == ["graph", *NAMES]
     expect(GOLDEN / f"{name}.graph.txt", graphs["graph"])
     expect(GOLDEN / f"{name}.schedule.txt", graphs["schedule"])
@@ -70,7 +74,7 @@ def test_a_plan_says_what_a_run_needs_without_the_source(tmp_path):
 
 def test_the_digest_follows_program_and_cluster(tmp_path):
     text = (GOLDEN / "ppo.rlflow").read_text().replace('"tiny"', '"MODEL"')
-    plans = [compiled(tmp_path, text, 4), compiled(tmp_path, text, 4), compiled(tmp_path, text.replace("0.05", "0.06"), 4)]
+    plans = [compiled(tmp_path, given, 4) for given in (text, text, text.replace("0.05", "0.06"))]
     assert plans[0].digest == plans[1].digest != plans[2].digest
     assert plans[0].program.digest != plans[2].program.digest
 
@@ -238,7 +242,8 @@ def test_a_cluster_file_is_read(tmp_path):
 
 @pytest.mark.parametrize("before, after, reason", [
     ("nodes = 2", "node = 2", "unknown key `node`"), ("nodes = 2", "nodes = 0", "positive integer"),
-    ("tflops = 400", 'tflops = "many"', "positive number"), ("[links]", "[links", "expected"), ("nodes = 2\n", "", "`nodes`"),
+    ("tflops = 400", 'tflops = "many"', "positive number"), ("[links]", "[links", "expected"),
+    ("nodes = 2\n", "", "`nodes`"),
 ])
 def test_a_wrong_cluster_file_is_a_diagnostic(tmp_path, before, after, reason):
     (tmp_path / "c.toml").write_text(GOOD.replace(before, after, 1))

@@ -77,11 +77,13 @@ def test_a_shard_that_fails_lets_the_others_go():
 
 
 @pytest.mark.parametrize("parts", [[[0, 1, 2]], [[2, 0], [1]], [[], [1, 2, 0], []], [[0], [1], [2], []]])
-def test_equal_values_are_exact_over_shards_in_32_bit(parts):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_values_are_exact_over_shards(parts, dtype):
     g = Graph()
     x = g.leaf("x", ("b", "g"))
-    value = Value(("b", "g"), torch.full((21,), 0.95, dtype=torch.float32))
-    for op, want in (("mean", value.data[0].item()), ("std", 0.0)):
-        expr = g.make(op, x, over=("b", "g"))
-        for _, found in sharded(expr, frame(b=3, g=7), {x: value}, {}, parts, torch.float32):
-            assert found.data.tolist() == [want]
+    for number in (0.95, 0.1, 0.7, -3.3, 1 / 3, 0.57, 0.0019, 1.1, 0.3, 2.3):
+        value = Value(("b", "g"), torch.full((21,), number, dtype=dtype))
+        for op, want in (("mean", value.data[0].item()), ("std", 0.0)):
+            expr = g.make(op, x, over=("b", "g"))
+            for _, found in sharded(expr, frame(b=3, g=7), {x: value}, {}, parts, dtype):
+                assert found.data.tolist() == [want]

@@ -39,8 +39,12 @@ def edited(plan: Plan, change) -> Plan:
         return tuple(new for s in steps if (new := change(s)) is not None)
 
     def deep(steps):
-        loops = (replace(s, before=through(s.before), body=through(s.body)) if isinstance(s, UpdateLoop) else s for s in steps)
-        return through(loops)
+        return through(map(inside, steps))
+
+    def inside(step):
+        if not isinstance(step, UpdateLoop):
+            return step
+        return replace(step, before=through(step.before), body=through(step.body))
 
     return replace(plan, setup=deep(plan.setup), steps=deep(plan.steps),
                    evals=tuple(replace(e, steps=deep(e.steps)) for e in plan.evals))
@@ -79,7 +83,7 @@ DAMAGE = [
     (altered(Reshard, total_bytes=7), "says 7 bytes"),
     (altered(Reshard, src="ref.forward"), "layouts of other models"),
     (without(OptimizerStep, model="critic"), "trains actor, critic and steps actor"),
-    (lambda s: replace(s, body=(s.body[-1], *s.body[:-1])) if isinstance(s, UpdateLoop) else s, "after an optimizer step"),
+    (lambda s: replace(s, body=s.body[::-1]) if isinstance(s, UpdateLoop) else s, "after an optimizer step"),
     (altered(TrainStep, constants=()), "before that is made"),
     (altered(TrainStep, layout="critic.forward"), "unknown layout"),
     (altered(TrainStep, unit=("q",)), "unknown dim"),
@@ -102,8 +106,9 @@ def test_damaged_steps_are_found(plan, change, message):
 
 LAYOUTS = [
     (LayoutSpec(4, tp=3), "is not its number of ranks"), (LayoutSpec(8, dp=8), "outside the world"),
-    (LayoutSpec(4, pp=2, dp=2, within="critic.train"), "does not lie within"), (LayoutSpec(4, tp=4, dp=0), "number of ranks"),
-    (LayoutSpec(2, dp=2, first=3), "outside the world"), (LayoutSpec(4, dp=4, within="actor.generate"), "does not lie within"),
+    (LayoutSpec(4, tp=4, dp=0), "number of ranks"), (LayoutSpec(2, dp=2, first=3), "outside the world"),
+    (LayoutSpec(4, pp=2, dp=2, within="critic.train"), "does not lie within"),
+    (LayoutSpec(4, dp=4, within="actor.generate"), "does not lie within"),
 ]
 
 
@@ -139,8 +144,9 @@ def test_a_written_plan_loads(plan, tmp_path):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("", "not JSON"), ("[]", "rlflow.plan/1"), ("{}", "rlflow.plan/1"), ('{"format": "rlflow.plan/2"}', "rlflow.plan/1"),
-    ('{"format": "rlflow.plan/1"}', "`program` is missing"), ("\x00\xff", "not JSON"), ("{" * 50_000, "not JSON"),
+    ("", "not JSON"), ("[]", "rlflow.plan/1"), ("{}", "rlflow.plan/1"),
+    ('{"format": "rlflow.plan/2"}', "rlflow.plan/1"),
+    ('{"format": "rlflow.plan/1"}', "`program` is missing"), ("\x00\xff", "not JSON"), ("[" * 50_000, "not JSON"),
 ])
 def test_what_is_no_plan_is_refused(tmp_path, text, message):
     path = tmp_path / "p.json"

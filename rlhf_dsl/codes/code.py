@@ -11,7 +11,7 @@ EXIT_CODES = {"E": 1, "P": 3, "R": 4, "W": 0}
 class Code:
     """A kind of diagnostic: its wording here, its place and words where it is raised.
 
-    message: a `str.format` template over the words given where it is raised; lower case, no full stop, names in backquotes
+    message: a `str.format` template over the words given where it is raised; lower case, no full stop
     explanation: for `rlflowc help CODE`: what the rule is and why it is there
     help: the default way out, a template over the same words
     wrong, right: a shortest program that earns it, and its correction ("" where a program cannot show it)

@@ -86,4 +86,19 @@ CODES: tuple[Code, ...] = (
         "A run writes its plan, metrics, logs and checkpoints into its folder.",
         "give another `--run-dir`", status=2,
     ),
+    Code(
+        "R0159", "`{name}` is {value} {place_in_value}",
+        "The answer of `rlflowc eval` holds no infinity and no NaN: one that comes up is reported where it does.",
+        "look at what it is made of: a division by something that can be 0, a `log` of 0, or an `exp` of something large", status=2,
+    ),
+    Code(
+        "R0161", "the feed cannot be read: {reason}",
+        "A feed is a JSON object in a file, `rlflow.feed/1`: numbers in place of what models, data and Python ops give.",
+        "see the language reference for the parts of a feed", status=2,
+    ),
+    Code(
+        "R0162", "the feed does not fit the program: {reason}",
+        "Each response needs its lengths, and each call that the program makes its numbers, in the sizes of the program's dims.",
+        "calls are named as `rlflowc fmt` prints them, e.g. `actor.logprobs(y)`", status=2,
+    ),
 )

@@ -31,8 +31,8 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "E0010", "unexpected {found}",
-        "The line reads well up to the marked place, but what stands there cannot follow. The help shows the form of the "
-        "statement that the line begins with, or what could have stood there.",
+        "The line reads well up to the marked place, but what stands there cannot follow. The help shows the form of "
+        "the statement that the line begins with, or what could have stood there.",
         "expected {expected}", "param eps 0.2", "param eps = 0.2",
     ),
     Code(
@@ -47,8 +47,8 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "E0013", "`{bracket}` is never closed",
-        "A bracket is open to the end of the file. Newlines inside brackets are ignored, so that everything after it would "
-        "belong to one statement.",
+        "A bracket is open to the end of the file. Newlines inside brackets are ignored, so that everything after it "
+        "would belong to one statement.",
         "write `{close}` where the expression ends", "param a = (1 + 2", "param a = (1 + 2)",
     ),
     Code(
@@ -95,7 +95,8 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "E0022", "nested too deeply",
-        "An expression may nest sixty brackets or a hundred operators deep; deeper ones are hard to read, and most often a slip.",
+        "An expression may nest sixty brackets or a hundred operators deep; deeper ones are hard to read, and most "
+        "often a slip.",
         "give a part of it a name of its own",
     ),
     Code(
@@ -114,11 +115,13 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "E0026", "a positional argument after a named one",
-        "Arguments without a name come first.", "move it before `{keyword}=`", "rollout:\n    a = f(x=1, 2)", "rollout:\n    a = f(2, x=1)",
+        "Arguments without a name come first.", "move it before `{keyword}=`",
+        "rollout:\n    a = f(x=1, 2)", "rollout:\n    a = f(2, x=1)",
     ),
     Code(
         "E0027", "`{keyword}` is given twice",
-        "An argument or setting has one value.", "take one of them out", "run:\n    steps = f(x=1, x=2)", "run:\n    steps = f(x=2)",
+        "An argument or setting has one value.", "take one of them out",
+        "run:\n    steps = f(x=1, x=2)", "run:\n    steps = f(x=2)",
     ),
     Code(
         "E0028", "`{name}` is a word of the language",
@@ -136,8 +139,8 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "E0031", "values are not indexed",
-        "Dims in brackets follow an operation, `sum[t](x)`, and stand on the left of `=`; everything else acts on whole "
-        "batches, broadcasting by the names of dims.",
+        "Dims in brackets follow an operation, `sum[t](x)`, and stand on the left of `=`; everything else acts on "
+        "whole batches, broadcasting by the names of dims.",
         "reduce with an operation such as `sum[t](x)`, or write the call's arguments after the brackets",
         "rollout:\n    a = y[b]", "rollout:\n    a = sum[b](y)",
     ),

@@ -44,7 +44,7 @@ def _overview() -> str:
 
 def _page(entry: Code) -> str:
     parts = [f"{entry.severity}[{entry.code}]: {_words(entry.message)}", textwrap.fill(entry.explanation, 100)]
-    if entry.help:
+    if _words(entry.help).strip("…"):
         parts.append(textwrap.fill(f"help: {_words(entry.help)}", 100))
     for title, program in (("Earns it:", entry.wrong), ("Does not:", entry.right)):
         if program:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from rlhf_dsl.terminal import show
 
 
 def fmt_command(args: Namespace) -> int:
-    """Exit code 0, 1 for a syntax error or, with --check, for a file that would change, 2 for one that cannot be read."""
+    """Exit code 0, 1 for a syntax error or, with --check, a file that would change, 2 for one that cannot be read."""
     return max(_fmt(path, args) for path in dict.fromkeys(args.programs))
 
 
@@ -50,10 +49,11 @@ def formatted(source: Source) -> str:
 def _replace(path: Path, text: str) -> None:
     """Puts the text in the place of the file at once, with the file's permissions; links stay links."""
     target = path.resolve()
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as beside:
-            beside.write(text)
-        os.chmod(beside.name, target.stat().st_mode)
-        os.replace(beside.name, target)
+        beside.write_text(text, encoding="utf-8")
+        beside.chmod(target.stat().st_mode)
+        beside.replace(target)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise fault("E0002", path=str(path), reason=error.strerror) from None

@@ -72,12 +72,15 @@ class Engine(Protocol):
         [k] for an operation per token, own tokens in the order of the batch, [n] for one per response.
         """
 
-    def train(self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective) -> Optional[list[dict[str, Tensor]]]:
+    def train(
+        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective
+    ) -> Optional[list[dict[str, Tensor]]]:
         """One forward and backward over all micro-batches.
 
-        Adds to the gradients the plain sum, over micro-batches and data-parallel ranks, of those of
-        `objective(i, outputs)`, a scalar to minimize. `objective` is called on the last pipeline stage only. The number
-        of micro-batches may differ between data-parallel ranks, down to none; a call may have no rows.
+        Adds the gradient of `objective(i, outputs)`, a scalar to minimize, of every micro-batch to the accumulated
+        gradients, as a plain sum; `step` sums over data-parallel ranks. `objective` is called on the last pipeline
+        stage only. The number of micro-batches may differ between data-parallel ranks, down to none; a call may have
+        no rows.
         Returns the outputs, detached, of each micro-batch on the last pipeline stage, None elsewhere.
         """
 
@@ -85,10 +88,16 @@ class Engine(Protocol):
         """Forgets the accumulated gradients."""
 
     def step(self, lr: float) -> float:
-        """One AdamW step on the accumulated gradients. Returns their global norm before clipping."""
+        """One AdamW step on the accumulated gradients, summed over data-parallel ranks.
+
+        Returns their global norm before clipping. The gradients are spent: `zero_grad` comes before the next `train`.
+        """
 
     def export(self) -> dict[str, Tensor]:
-        """The live parameters of this rank by local name in the engine's format; whoever keeps one copies it."""
+        """The live parameters of this rank, without gradient, by the names of `compiler.weights.local_tensors`.
+
+        Writing to them writes the model; whoever keeps one copies it.
+        """
 
     def load(self, folder: HFFolder) -> None:
         """Reads this rank's pieces. Raises what `HFFolder.read_into` raises."""

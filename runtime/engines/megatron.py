@@ -31,8 +31,8 @@ class MegatronEngine:
     """One model on the ranks of `layout`, of which this rank is one. See `runtime.engines.base.Engine`.
 
     role: "policy", "value" or "scorer"; optimizer: None for a frozen model; dtype: of parameters and activations
-    Parameters hold nothing until they are loaded. Raises KeyError if this rank is not in `layout`, ValueError unless the
-    layout's ranks ascend.
+    Parameters hold nothing until they are loaded.
+    Raises KeyError if this rank is not in `layout`, ValueError unless the layout's ranks ascend.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class MegatronEngine:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if list(layout.ranks) != sorted(layout.ranks):
-            raise ValueError("Megatron takes a rank's place from the ascending order of its group, so layouts must ascend")
+            raise ValueError("the ranks of a layout must ascend: Megatron takes a rank's place from its group's order")
         self.shape, self.role, self.layout = shape, role, layout
         self._rank, self._device, self._groups = mesh.job.rank, mesh.job.device, mesh.groups(layout)
         with using(self._groups):
@@ -56,17 +56,16 @@ class MegatronEngine:
 
     def _make_trainable(self, optimizer: AdamW) -> None:
         settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
-        self._model = DistributedDataParallel(self._config, settings, self._trunk, pg_collection=self._trunk.pg_collection)
-        self._optimizer = MegatronAdamW(self.export(), self._model, self._groups, optimizer)
+        groups = self._trunk.pg_collection
+        self._model = DistributedDataParallel(self._config, settings, self._trunk, pg_collection=groups)
+        self._optimizer = MegatronAdamW(dict(self._trunk.named_parameters()), self._model, self._groups, optimizer)
 
     # ---- computing
 
     def forward(
         self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0, micro_batch: int = 0
     ) -> Optional[dict[str, Tensor]]:
-        if not len(batch):
-            return {operation: torch.zeros(0) for operation in operations} if self._groups.is_last else None
-        parts = _cut(batch, micro_batch or len(batch))
+        parts = _cut(batch, micro_batch or max(len(batch), 1))
         calls = [{operation: Call(operation, part, temperature) for operation in operations} for part in parts]
         with torch.no_grad(), using(self._groups):
             outputs = self._run(calls, self._collect, forward_only=True, collect_non_loss_data=True)
@@ -74,16 +73,17 @@ class MegatronEngine:
             return None
         return {operation: torch.cat([part[operation] for part in outputs]) for operation in operations}
 
-    def train(self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective) -> Optional[list[dict[str, Tensor]]]:
+    def train(
+        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective
+    ) -> Optional[list[dict[str, Tensor]]]:
         outputs: list[dict[str, Tensor]] = []
-        with using(self._groups):
-            if micro_batches:
+        if micro_batches:
+            with using(self._groups):
                 outputs = self._run(micro_batches, partial(self._loss, objective), forward_only=False)
-            finalize_model_grads([self._model], None, pg_collection=self._trunk.pg_collection)
         return outputs if self._groups.is_last else None
 
     def _run(self, calls: Sequence[Mapping[str, Call]], finish, **mode: bool) -> list[dict[str, Tensor]]:
-        """Megatron's schedule over all micro-batches. finish(i, micro-batch, hidden) is what the last stage does with each."""
+        """Megatron's schedule over all micro-batches; the last stage calls finish(i, micro-batch, hidden) for each."""
         batches = [pack(each, self._rotary, self._device) for each in calls]
         shapes = [(batch.tokens.numel(), 1, self.shape.hidden) for batch in batches]
 
@@ -95,8 +95,8 @@ class MegatronEngine:
         return self._schedule(
             forward_step_func=forward_step, data_iterator=iter(enumerate(batches)), model=self._model,
             num_microbatches=len(batches), seq_length=1, micro_batch_size=1,
-            p2p_communicator=_AgreedShapes(self._groups.pp, self._config, shapes), pg_collection=self._trunk.pg_collection,
-            **mode,
+            pg_collection=self._trunk.pg_collection,
+            p2p_communicator=_AgreedShapes(self._groups.pp, self._config, shapes), **mode,
         )
 
     def _collect(self, i: int, batch: MicroBatch, hidden: Tensor, non_loss_data: bool) -> dict[str, Tensor]:
@@ -108,20 +108,21 @@ class MegatronEngine:
         loss = objective(i, outputs)
         if not loss.requires_grad:  # nothing to learn here, but a pipeline's other stages wait for a gradient
             loss = loss + 0.0 * hidden.sum()
-        return loss, torch.zeros((), dtype=torch.int32, device=hidden.device), {k: v.detach() for k, v in outputs.items()}
+        unused = torch.zeros((), dtype=torch.int32, device=hidden.device)
+        return loss, unused, {name: values.detach() for name, values in outputs.items()}
 
     # ---- heads
 
     def _read(self, batch: MicroBatch, hidden: Tensor) -> dict[str, Tensor]:
         """hidden [tokens, 1, hidden] → results of the calls, by name."""
-        groups: dict[tuple, list[str]] = {}
+        alike: dict[tuple, dict[str, Reading]] = {}
         for name, reading in batch.readings.items():
-            groups.setdefault((id(reading.at), reading.call.temperature), []).append(name)
+            alike.setdefault((id(reading.at), reading.call.temperature), {})[name] = reading
         hidden = hidden.squeeze(1)
         results: dict[str, Tensor] = {}
-        for names in groups.values():
-            results |= self._head({name: batch.readings[name] for name in names}, hidden)
-        return {name: results[name] for name in batch.readings}
+        for readings in alike.values():
+            results |= self._head(readings, hidden)
+        return results
 
     def _head(self, readings: Mapping[str, Reading], hidden: Tensor) -> dict[str, Tensor]:
         """Readings of the same tokens at the same temperature."""
@@ -131,7 +132,8 @@ class MegatronEngine:
             return dict.fromkeys(readings, self._trunk.scalars(states))
         wants_entropy = any(r.call.operation == "entropy" for r in readings.values())
         logprobs, entropy = logprobs_and_entropy(
-            self._trunk.logits(states), reading.targets, self.shape.vocab, reading.call.temperature, self._groups.tp, wants_entropy
+            self._trunk.logits(states), reading.targets, self.shape.vocab, reading.call.temperature, self._groups.tp,
+            wants_entropy,
         )
         return {name: entropy if r.call.operation == "entropy" else logprobs for name, r in readings.items()}
 
@@ -141,6 +143,8 @@ class MegatronEngine:
         self._model.zero_grad_buffer()
 
     def step(self, lr: float) -> float:
+        with using(self._groups):
+            finalize_model_grads([self._model], None, pg_collection=self._trunk.pg_collection)
         return self._optimizer.step(lr)
 
     def optimizer_state(self) -> dict[str, Tensor]:
@@ -152,11 +156,10 @@ class MegatronEngine:
     # ---- weights
 
     def export(self) -> dict[str, Tensor]:
-        return dict(self._trunk.named_parameters())
+        return {name: parameter.detach() for name, parameter in self._trunk.named_parameters()}
 
     def load(self, folder: HFFolder) -> None:
-        parameters = {name: parameter.detach() for name, parameter in self.export().items()}
-        folder.read_into(parameters, WeightLayout(self.shape, self.role, self.layout, "megatron"), self._rank)
+        folder.read_into(self.export(), WeightLayout(self.shape, self.role, self.layout, "megatron"), self._rank)
         if self._optimizer is not None:
             self._optimizer.parameters_were_loaded()
 

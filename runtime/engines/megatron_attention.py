@@ -1,8 +1,8 @@
 """Causal attention over packed sequences, for Megatron's layers.
 
-Everything but attention treats tokens one by one, so a micro-batch stays packed, [tokens, 1, hidden], from the embedding to
-the head. Only here queries, keys and values are laid out as a padded grid, [rows, longest], for torch's fused kernel. Rows
-are padded at their end: under a causal mask no real token sees padding, so no further mask is needed.
+Everything but attention treats tokens one by one, so a micro-batch stays packed, [tokens, 1, hidden], from the
+embedding to the head. Only here queries, keys and values are laid out as a padded grid, [rows, longest], for torch's
+fused kernel. Rows are padded at their end: under a causal mask no real token sees padding, so no other mask is needed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class PackedAttention(torch.nn.Module):
         super().__init__()
         self.scale = softmax_scale
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: PackedRows, **_: Any) -> Tensor:
-        """query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] → [tokens, 1, heads * head_dim]."""
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: PackedRows, **_: Any
+    ) -> Tensor:
+        """query [tokens, heads, head_dim], key, value [tokens, kv_heads, head_dim] → [tokens, 1, heads * head_dim]."""
         packed = packed_seq_params
         query = _Rotate.apply(query, packed.cos, packed.sin)
         key = _Rotate.apply(key, packed.cos, packed.sin)

@@ -57,17 +57,14 @@ def pack(calls: Mapping[str, Call], rotary: Rotary, device: torch.device) -> Mic
     """Batches that several calls share go through the model once. Without any row there is one dummy token, unread."""
     batches = {id(call.batch): call.batch for call in calls.values() if len(call.batch)}
     joined = Sequences.concat([*batches.values()]) if batches else _dummy()
-    starts = torch.cumsum(joined.lengths, 0) - joined.lengths
-    positions = torch.arange(joined.tokens.numel()) - torch.repeat_interleave(starts, joined.lengths)
-    longest = int(joined.lengths.max())
     row = torch.repeat_interleave(torch.arange(len(joined)), joined.lengths)
+    positions = torch.arange(row.numel()) - (torch.cumsum(joined.lengths, 0) - joined.lengths)[row]
+    longest = int(joined.lengths.max())
     cos, sin = rotary(positions.to(device), longest)
-    packed = PackedRows(
-        qkv_format="thd", rows=len(joined), longest=longest, slots=(row * longest + positions).to(device), cos=cos, sin=sin,
-    )
-    readings = _readings(calls, batches, joined.tokens, positions, row)
-    readings = {name: Reading(r.call, r.at.to(device), r.targets.to(device)) for name, r in readings.items()}
-    return MicroBatch(joined.tokens.to(device).unsqueeze(0), packed, readings)
+    slots = (row * longest + positions).to(device)
+    packed = PackedRows(qkv_format="thd", rows=len(joined), longest=longest, slots=slots, cos=cos, sin=sin)
+    tokens = joined.tokens.to(device)
+    return MicroBatch(tokens.unsqueeze(0), packed, _readings(calls, batches, tokens))
 
 
 def _dummy() -> Sequences:
@@ -75,24 +72,27 @@ def _dummy() -> Sequences:
     return Sequences(none, one, none)
 
 
-def _readings(calls: Mapping[str, Call], batches: Mapping[int, Sequences], tokens: Tensor, positions: Tensor, row: Tensor):
-    following = torch.cat([tokens[1:], tokens[:1]])
-    sites, first_token = {}, 0
+def _readings(calls: Mapping[str, Call], batches: Mapping[int, Sequences], tokens: Tensor) -> dict[str, Reading]:
+    """Calls that read the same tokens get the same tensors, by which the heads know them. tokens: of all batches."""
+    following, nowhere = tokens.roll(-1), tokens.new_empty(0)
+    sites: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+    first_token = 0
     for key, batch in batches.items():
-        end = first_token + batch.tokens.numel()
-        sites[key] = _sites(batch, positions[first_token:end], first_token)
-        first_token = end
-    empty = dict.fromkeys(("predict", "token", "last"), tokens.new_empty(0))
-    found = {}
-    for name, call in calls.items():
-        at = sites.get(id(call.batch), empty)[SITES[call.operation]]
-        found[name] = Reading(call, at, following[at])
-    return found
+        for site, at in _sites(batch).items():
+            at = (at + first_token).to(tokens.device)
+            sites[key, site] = at, following[at]
+        first_token += batch.tokens.numel()
+    elsewhere = nowhere, nowhere
+    places = {name: (id(call.batch), SITES[call.operation]) for name, call in calls.items()}
+    return {name: Reading(call, *sites.get(places[name], elsewhere)) for name, call in calls.items()}
 
 
-def _sites(batch: Sequences, positions: Tensor, first_token: int) -> dict[str, Tensor]:
-    """Where hidden states stand, by the names of `SITES`; positions: int64, of the batch's tokens in their sequences."""
-    own = torch.nonzero(positions >= torch.repeat_interleave(batch.prompt_lengths, batch.lengths)).flatten() + first_token
+def _sites(batch: Sequences) -> dict[str, Tensor]:
+    """Where hidden states stand in a batch, by the names of `base.SITES`."""
+    ends = torch.cumsum(batch.lengths, 0)
+    responses = torch.cumsum(batch.response_lengths, 0)
+    # the i-th response token of all stands as far behind its place in the responses as prompts precede it
+    own = torch.arange(int(responses[-1])) + torch.repeat_interleave(ends - responses, batch.response_lengths)
     if batch.own is not None:
         own = own[batch.own]
-    return {"predict": own - 1, "token": own, "last": torch.cumsum(batch.lengths, 0) - 1 + first_token}
+    return {"predict": own - 1, "token": own, "last": ends - 1}

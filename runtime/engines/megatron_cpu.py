@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.machinery
 import re
 import sys
+import warnings
 
 import torch
 
@@ -20,7 +21,7 @@ _REWRITES = tuple((re.compile(pattern), replacement) for pattern, replacement in
     (r"torch\.cuda\.current_device\(\)", r"torch.get_default_device()"),
     (r"torch\.cuda\.(?:synchronize|empty_cache)\(\)", r"None"),
     (r"\.cuda\(\)", r".cpu()"),
-    (r"from torch\.utils\.tensorboard import SummaryWriter", r"SummaryWriter = None"),  # a slow import, for an annotation
+    (r"from torch\.utils\.tensorboard import SummaryWriter", r"SummaryWriter = None"),  # slow, for annotations
 ))
 
 
@@ -55,7 +56,8 @@ class _Finder(importlib.machinery.PathFinder):
 
 
 def install() -> None:
-    """Puts the hook in place, once, unless there is a GPU. Raises ImportError if megatron.core was loaded without it."""
+    """Puts the hook in place, once, unless there is a GPU. Raises ImportError if megatron.core was loaded before."""
+    warnings.filterwarnings("ignore", module=r"megatron\.core")  # it tells users which optional packages it lacks
     if torch.cuda.is_available() or _Finder in sys.meta_path:
         return
     if "megatron.core" in sys.modules:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import Iterator
+
 from runtime.engines import megatron_cpu  # noqa: F401  must precede megatron.core
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -24,26 +26,24 @@ from runtime.engines.megatron_norm import RMSNorm
 from runtime.meshes import LayoutGroups
 
 
-class using:
-    """While in it, Megatron's module globals are those of `groups`.
+@contextmanager
+def using(groups: LayoutGroups) -> Iterator[None]:
+    """Megatron's module globals are those of `groups` in the meantime.
 
-    All of Megatron that we use takes its groups as arguments, but for attention with fewer key/value heads than tp ranks,
-    which asks `parallel_state`. Models of different layouts take turns, so the globals are set for each engine call.
+    All of Megatron that we use takes its groups as arguments, but for attention with fewer key/value heads than tp
+    ranks, which asks `parallel_state`. Models of different layouts take turns, so each engine call sets the globals.
     """
-
-    def __init__(self, groups: LayoutGroups) -> None:
-        self._now = {
-            "_TENSOR_MODEL_PARALLEL_GROUP": groups.tp,
-            "_PIPELINE_MODEL_PARALLEL_GROUP": groups.pp,
-            "_DATA_PARALLEL_GROUP": groups.dp,
-        }
-
-    def __enter__(self) -> None:
-        self._saved = {name: getattr(parallel_state, name) for name in self._now}
-        vars(parallel_state).update(self._now)
-
-    def __exit__(self, *_: object) -> None:
-        vars(parallel_state).update(self._saved)
+    now = {
+        "_TENSOR_MODEL_PARALLEL_GROUP": groups.tp,
+        "_PIPELINE_MODEL_PARALLEL_GROUP": groups.pp,
+        "_DATA_PARALLEL_GROUP": groups.dp,
+    }
+    before = {name: getattr(parallel_state, name) for name in now}
+    vars(parallel_state).update(now)
+    try:
+        yield
+    finally:
+        vars(parallel_state).update(before)
 
 
 def process_groups(groups: LayoutGroups) -> ProcessGroupCollection:
@@ -106,8 +106,8 @@ def _mark_sharded(trunk: torch.nn.Module) -> None:
 def transformer_config(shape: ModelShape, groups: LayoutGroups, dtype: torch.dtype) -> TransformerConfig:
     """Fusions need CUDA extensions; parameters are not initialized, as they are loaded.
 
-    With `calculate_per_token_loss` Megatron divides neither by micro-batches nor by data-parallel ranks: objectives come
-    with their own denominators.
+    With `calculate_per_token_loss` Megatron divides neither by micro-batches nor by data-parallel ranks: objectives
+    come with their own denominators.
     """
     layout = groups.layout
     return TransformerConfig(
@@ -122,6 +122,7 @@ def transformer_config(shape: ModelShape, groups: LayoutGroups, dtype: torch.dty
         params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=layout.tp, pipeline_model_parallel_size=layout.pp,
         pipeline_model_parallel_layout=megatron_stages(shape.layers, layout.pp),
-        variable_seq_lengths=True, moe_token_dispatcher_type="alltoall",  # the first insists on the second, even without experts
+        # variable lengths insist on this dispatcher, even without experts
+        variable_seq_lengths=True, moe_token_dispatcher_type="alltoall",
         batch_p2p_comm=False, calculate_per_token_loss=True,
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RMSNorm(torch.nn.Module):
-    """y = w * x / sqrt(mean(x^2) + eps) over the last dim (arXiv 1910.07467), in 32 bits, built as Megatron builds norms."""
+    """y = w * x / sqrt(mean(x^2) + eps) over the last dim (arXiv 1910.07467), in 32 bits."""
 
     def __init__(self, config, hidden_size: int, eps: float, **_: Any) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """AdamW over the gradients that Megatron's data parallelism has summed.
 
-Megatron's own optimizer factory gathers objects over the whole world, which excludes models on some of the ranks, and its
-weight decay needs its scheduler; what remains of it without a distributed optimizer are the few lines here.
+Megatron's own optimizer factory gathers objects over the whole world, which excludes models on some of the ranks, and
+its weight decay needs its scheduler; what remains of it without a distributed optimizer are the few lines here.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class MegatronAdamW:
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], data_parallel: DistributedDataParallel, groups: LayoutGroups,
-        settings: AdamW,
+        self, parameters: Mapping[str, torch.nn.Parameter], data_parallel: DistributedDataParallel,
+        groups: LayoutGroups, settings: AdamW,
     ) -> None:
-        self._parameters, self._data_parallel, self._groups, self._settings = dict(parameters), data_parallel, groups, settings
+        self._parameters, self._settings = dict(parameters), settings
+        self._data_parallel, self._groups = data_parallel, groups
         self._masters = {name: _master(p) for name, p in parameters.items()}
         decayed = [m for m in self._masters.values() if m.dim() > 1]
         plain = [m for m in self._masters.values() if m.dim() <= 1]
@@ -78,7 +79,7 @@ class MegatronAdamW:
         return square.sqrt().item()
 
     def state(self) -> dict[str, Tensor]:
-        """Live tensors as `exp_avg/NAME`, `exp_avg_sq/NAME`, for fewer bits `master/NAME`, and `step` (int64 scalar)."""
+        """Live tensors `exp_avg/NAME`, `exp_avg_sq/NAME`, for fewer bits `master/NAME`; a copy of `step`, int64 []."""
         tensors: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             state = self._adamw.state[master]

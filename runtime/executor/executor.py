@@ -12,7 +12,7 @@ import torch
 from compiler import plan as steps_of
 from compiler.plan import EvalSection, Plan, Step, UpdateLoop
 from rlhf_dsl.diagnostics import fault
-from rlhf_dsl.typed import Expr
+from rlhf_dsl.typed import Expr, Interner
 from runtime.data import Stream
 from runtime.evaluator import Evaluator
 from runtime.executor import generation, loading, model_calls, python_calls, update
@@ -21,17 +21,20 @@ from runtime.executor.scope import Dims, Rows, Scope
 from runtime.values import Value
 from runtime.world import World
 
-DTYPE = torch.float32
-
 
 @dataclass
 class Iteration:
-    """What an iteration leaves behind. metrics: null where no row took part; seconds: of each step by name."""
+    """What an iteration leaves behind.
+
+    metrics: null where no row took part; series: the metrics of updates, before they are averaged over mini-batches
+    seconds: of each step by name
+    """
 
     number: int
     metrics: dict[str, Optional[float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     skipped: bool = False
+    series: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Executor:
@@ -46,7 +49,8 @@ class Executor:
         self.plan, self.world, self.models, self.sources, self.ops = plan, world, models, sources, ops
         self.on_step = on_step
         self.shuffle = True
-        self.exprs = plan.expr_table()
+        self.interner = Interner()
+        self.exprs = plan.expr_table(self.interner)
         self.dims = dims_of(plan)
         self.data_exprs = {e.attr("column"): e for e in self.exprs if e.op == "data"}
         self.fields: dict[Expr, list[Expr]] = {}
@@ -55,7 +59,7 @@ class Executor:
                 self.fields.setdefault(expr.args[0], []).append(expr)
         self.states = {name: float(self._constant(self.exprs[i])) for name, i in plan.states.items()}
         self.next_states: dict[str, float] = {}
-        self.positions = {root: 0 for root in sources}
+        self.positions: dict[str, int] = {}
         self.iteration = Iteration(0)
         self._handlers = {
             "load": self._load, "reshard": self._reshard, "generate": self._generate, "forward": self._forward,
@@ -63,6 +67,11 @@ class Executor:
             "next_state": self._next_state, "commit_states": self._commit_states, "update": self._update,
             "transfer": self._transfer, "action": self._action,
         }
+
+    dtype = torch.float32  # of the equations
+
+    def on_minibatch(self, loop: UpdateLoop, scope: Scope) -> None:
+        """Called with each mini-batch before its models step."""
 
     # ---- iterations
 
@@ -74,7 +83,7 @@ class Executor:
         for step in self.plan.steps:
             self._do(step, scope)
         for root in scope.rows.size:
-            self.positions[root] += scope.rows.size[root]
+            self.positions[root] = self.positions.get(root, 0) + scope.rows.size[root]
         return self.iteration
 
     def evaluate(self, section: EvalSection) -> dict[str, Optional[float]]:
@@ -104,14 +113,14 @@ class Executor:
         self.next_states = {}
         for expr in self.exprs:
             if expr.op == "state":
-                scope.env[expr] = Value((), torch.tensor([self.states[expr.attr("name")]], dtype=DTYPE))
+                scope.env[expr] = Value((), torch.tensor([self.states[expr.attr("name")]], dtype=self.dtype))
 
     def _constant(self, expr: Expr) -> float:
         scope = Scope(Rows(self.dims), 0, 1)
         return float(self.evaluator(scope).evaluate(expr, scope.env).data)
 
     def evaluator(self, scope: Scope) -> Evaluator:
-        return Evaluator(scope.frame, self.world.reducer, DTYPE, scope.keeps)
+        return Evaluator(scope.frame, self.world.reducer, self.dtype, scope.keeps)
 
     def value(self, scope: Scope, expr: Expr) -> Value:
         """The value of an expression at home, evaluated once a scope."""
@@ -135,7 +144,7 @@ class Executor:
         source = next(d for d in self.plan.data if d.root == step.name)
         stream, size = self.sources[step.name], self.plan.dims[step.name].size
         in_eval = any(step.name in section.roots for section in self.plan.evals)
-        drawn = stream.first(size) if in_eval else stream.rows(self.positions[step.name], size)
+        drawn = stream.first(size) if in_eval else stream.rows(self.positions.get(step.name, 0), size)
         exprs = {c: self.data_exprs[c] for c in step.columns if c in self.data_exprs}
         loading.load(self.world, scope, step.name, stream.table, drawn, source.columns, exprs, self.models.tokenizers)
         for column in source.columns:
@@ -193,7 +202,7 @@ class Executor:
         self.next_states[step.name] = number
         for expr in self.exprs:
             if expr.op == "next_state" and expr.attr("name") == step.name:
-                scope.env[expr] = Value((), torch.tensor([number], dtype=DTYPE))
+                scope.env[expr] = Value((), torch.tensor([number], dtype=self.dtype))
 
     def _commit_states(self, step: steps_of.CommitStates, scope: Scope) -> None:
         self.states |= self.next_states

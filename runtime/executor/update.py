@@ -27,6 +27,7 @@ def run(executor: "Executor", loop: UpdateLoop, scope: Scope) -> None:
         for chosen in minibatches(executor, loop, scope, epoch):
             if all(rows.numel() for rows in chosen.values()):
                 _minibatch(executor, loop, scope.child(chosen), sums)
+    executor.iteration.series |= sums
     executor.iteration.metrics |= {name: sum(values) / len(values) for name, values in sums.items()}
 
 
@@ -48,6 +49,7 @@ def _runs(executor: "Executor", loop: UpdateLoop, scope: Scope, root: str, epoch
 
 def _minibatch(executor: "Executor", loop: UpdateLoop, scope: Scope, sums: dict[str, list[float]]) -> None:
     statistics: list[Expr] = []
+    executor.on_minibatch(loop, scope)
     for step in loop.body:
         executor.on_step(executor.iteration.number, step)
         if isinstance(step, Statistics):

@@ -1,4 +1,4 @@
-"""Run under mpiexec with an empty folder as argument: the Megatron engine in many layouts against Hugging Face at the same weights.
+"""The Megatron engine in many layouts against Hugging Face. Run under mpiexec with an empty folder as argument.
 
 Rank 0 computes what each scenario must give, in plain torch on all rows at once; then every layout is compared with it.
 Prints one line of JSON per case: its name, the largest differences, and the seconds it took.
@@ -21,20 +21,25 @@ from compiler.layout import ModelLayout
 from compiler.shapes import ModelShape, shape_from_config
 from compiler.weights import pieces
 from runtime import meshes
-from runtime.engines.base import AdamW, Call
+from runtime.engines.base import OPERATIONS, SITES, AdamW, Call
 from runtime.engines.megatron import MegatronEngine
 from runtime.hf_folder import HFFolder
 from runtime.sequences import Sequences
 
 comm = MPI.COMM_WORLD
+TP2_DP2, PP2_DP2, TP2_PP2 = (ModelLayout((0, 1, 2, 3), *degrees) for degrees in ((2, 1, 2), (1, 2, 2), (2, 2, 1)))
+TP2, PP2 = ModelLayout((0, 1), 2, 1, 1), ModelLayout((0, 1), 1, 2, 1)
 TEMPERATURE = 0.7
 LEARNING_RATE, STEPS = 1e-3, 2
 OPTIMIZER = AdamW(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, max_grad_norm=0.5)
 SIZES = dict(
-    hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, vocab_size=67,
-    max_position_embeddings=128, rms_norm_eps=1e-5,
+    hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+    vocab_size=67, max_position_embeddings=128, rms_norm_eps=1e-5,
 )
-LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Scenario:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        return {"policy": ("logprobs", "entropy"), "value": ("values", "last_value"), "scorer": ("score", "scores")}[self.role]
+        return OPERATIONS[self.role]
 
 
 SCENARIOS = (
@@ -95,7 +100,7 @@ def row_loss(outputs: Mapping[str, Tensor], first: int, lengths: Tensor) -> Tens
     """A sum over rows of something nonlinear in every output; row i of a batch has `lengths[i]` own tokens."""
     loss = torch.zeros(())
     for name, values in outputs.items():
-        per_row = values.split(lengths.tolist()) if name in ("logprobs", "entropy", "values", "scores") else values.split(1)
+        per_row = values.split(1 if SITES[name] == "last" else lengths.tolist())
         for i, row in enumerate(per_row):
             target = torch.linspace(-1, 1, row.numel()) + 0.1 * (first + i)
             loss = loss + ((row - target) ** 2).sum() + (row * target).sin().sum()
@@ -177,24 +182,36 @@ def train_step(engine: MegatronEngine, scenario: Scenario, mine: Sequences, firs
     starts = [first + i * rows_each for i in range(len(parts))]
     calls = [{op: Call(op, part, TEMPERATURE) for op in scenario.operations} for part in parts]
     engine.zero_grad()
-    engine.train(calls, lambda i, outputs: row_loss(outputs, starts[i], parts[i].own_lengths))
+    for runs in (slice(0, 1), slice(1, None)):  # gradients accumulate over calls of train as they do within one
+        here = [*zip(starts, parts)][runs]
+        engine.train(calls[runs], lambda i, outputs: row_loss(outputs, here[i][0], here[i][1].own_lengths))
     return engine.step(LEARNING_RATE)
 
 
-def compare(engine: MegatronEngine, scenario: Scenario, expected: Expected, batch: Sequences, sizes: tuple[int, ...], rows_each: int):
+def compare(
+    engine: MegatronEngine, scenario: Scenario, expected: Expected, batch: Sequences, sizes: tuple[int, ...],
+    rows_each: int,
+) -> dict[str, float]:
     """Largest differences on this rank of results, of norms (relative) and of weights after training."""
-    at = engine.layout.coordinates(comm.rank)
-    mine, first = shard_rows(batch, sizes, at.dp)
+    mine, first = shard_rows(batch, sizes, engine.layout.coordinates(comm.rank).dp)
+    results = results_difference(engine, scenario, expected, mine, first, rows_each)
+    norms = [train_step(engine, scenario, mine, first, rows_each) for _ in range(STEPS)]
+    want, norms = torch.tensor(expected.norms), torch.tensor(norms)
+    norm = float(((norms - want) / want).abs().max())
+    return {"results": results, "norm": norm, "weights": weights_difference(engine, expected.trained)}
+
+
+def results_difference(
+    engine: MegatronEngine, scenario: Scenario, expected: Expected, mine: Sequences, first: int, rows_each: int
+) -> float:
     got = engine.forward(mine, scenario.operations, TEMPERATURE, micro_batch=rows_each)
-    assert (got is not None) == (at.pp == engine.layout.pp - 1)
-    results = [torch.zeros(1)]
+    assert (got is not None) == (engine.layout.coordinates(comm.rank).pp == engine.layout.pp - 1)
+    differences = [torch.zeros(1)]
     for name, values in (got or {}).items():
         want = torch.cat([torch.zeros(0), *expected.results[name][first:first + len(mine)]])
         assert values.shape == want.shape and not values.requires_grad
-        results.append((values - want).abs())
-    norms = [train_step(engine, scenario, mine, first, rows_each) for _ in range(STEPS)]
-    want, norms = torch.tensor(expected.norms), torch.tensor(norms)
-    return {"results": float(torch.cat(results).max()), "norm": float(((norms - want) / want).abs().max()), "weights": weights_difference(engine, expected.trained)}
+        differences.append((values - want).abs())
+    return float(torch.cat(differences).max())
 
 
 def weights_difference(engine: MegatronEngine, weights: Mapping[str, Tensor]) -> float:
@@ -202,7 +219,7 @@ def weights_difference(engine: MegatronEngine, weights: Mapping[str, Tensor]) ->
     differences = []
     for piece in pieces(engine.shape, engine.role, engine.layout, comm.rank, "megatron"):
         stop = tuple(a + b for a, b in zip(piece.offset, piece.size))
-        got = local[piece.local].detach()[box(piece.offset, stop)]
+        got = local[piece.local][box(piece.offset, stop)]
         differences.append((got - weights[piece.tensor][box(piece.start, piece.stop)]).abs().max())
     return float(torch.stack(differences).max())  # unlike max() it does not lose a NaN
 
@@ -251,19 +268,19 @@ def run_layouts(mesh: meshes.Mesh, scenario: Scenario, expected: Expected, batch
 
 
 def run_empty_shard(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
-    layout = ModelLayout((0, 1, 2, 3), 1, 2, 2)
-    begin, found = time.perf_counter(), None
-    if comm.rank in layout:
-        engine = MegatronEngine(SCENARIOS[0].shape, "policy", layout, mesh, OPTIMIZER)
-        engine.load(HFFolder(expected.folder))
-        found = compare(engine, SCENARIOS[0], expected, batch, (len(batch), 0), rows_each=3)
+    begin = time.perf_counter()
+    engine = MegatronEngine(SCENARIOS[0].shape, "policy", PP2_DP2, mesh, OPTIMIZER)
+    engine.load(HFFolder(expected.folder))
+    found = compare(engine, SCENARIOS[0], expected, batch, (len(batch), 0), rows_each=3)
     report("empty shard", found, time.perf_counter() - begin)
 
 
 def run_alternating(mesh: meshes.Mesh, expected: list[Expected], batch: Sequences) -> None:
-    """Two models of different layouts on the same ranks take turns, step by step."""
-    begin = time.perf_counter()
-    chosen = [(SCENARIOS[0], ModelLayout((0, 1, 2, 3), 2, 1, 2)), (SCENARIOS[2], ModelLayout((0, 1, 2, 3), 1, 2, 2))]
+    """Models of different layouts on the same ranks take turns, step by step; one is frozen."""
+    begin, results = time.perf_counter(), 0.0
+    chosen = [(SCENARIOS[0], TP2_DP2), (SCENARIOS[2], PP2_DP2)]
+    frozen = MegatronEngine(SCENARIOS[0].shape, "policy", TP2_PP2, mesh)
+    frozen.load(HFFolder(expected[0].folder))
     engines = [MegatronEngine(s.shape, s.role, layout, mesh, OPTIMIZER) for s, layout in chosen]
     for engine, want in zip(engines, expected):
         engine.load(HFFolder(want.folder))
@@ -271,22 +288,23 @@ def run_alternating(mesh: meshes.Mesh, expected: list[Expected], batch: Sequence
         for (scenario, layout), engine in zip(chosen, engines):
             mine, first = shard_rows(batch, splits(len(batch), layout.dp), layout.coordinates(comm.rank).dp)
             train_step(engine, scenario, mine, first, rows_each=3)
+        results = max(results, results_difference(frozen, SCENARIOS[0], expected[0], batch, 0, rows_each=4))
     worst = max(weights_difference(engine, want.trained) for engine, want in zip(engines, expected))
-    report("alternating", {"weights": worst}, time.perf_counter() - begin)
+    report("alternating", {"results": results, "weights": worst}, time.perf_counter() - begin)
 
 
 def run_two_batches(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
     """Calls on different batches in one micro-batch, one of them without rows, at two temperatures."""
-    begin, layout = time.perf_counter(), ModelLayout((0, 1), 1, 2, 1)
-    found = None
-    if comm.rank in layout:
-        engine = MegatronEngine(SCENARIOS[0].shape, "policy", layout, mesh, OPTIMIZER)
+    begin, found = time.perf_counter(), None
+    if comm.rank in PP2:
+        engine = MegatronEngine(SCENARIOS[0].shape, "policy", PP2, mesh, OPTIMIZER)
         engine.load(HFFolder(expected.folder))
         a, b = batch.select(torch.tensor([4, 1])), batch.select(torch.tensor([2]))
         none = batch.select(torch.zeros(0, dtype=torch.int64))
         calls = {
-            "a": Call("logprobs", a, TEMPERATURE), "b": Call("logprobs", b, TEMPERATURE), "h": Call("entropy", b, TEMPERATURE),
-            "warm": Call("logprobs", b, 1.0), "plain": Call("logprobs", b, 0.0), "none": Call("logprobs", none, TEMPERATURE),
+            "a": Call("logprobs", a, TEMPERATURE), "b": Call("logprobs", b, TEMPERATURE),
+            "h": Call("entropy", b, TEMPERATURE), "none": Call("logprobs", none, TEMPERATURE),
+            "warm": Call("logprobs", b, 1.0), "plain": Call("logprobs", b, 0.0),
         }
         empty = {"none": calls["none"]}
         outputs = engine.train([calls, empty], lambda i, outputs: sum(v.sum() for v in outputs.values()))
@@ -305,23 +323,23 @@ def _two_batches_difference(outputs: list[dict[str, Tensor]], expected: Expected
 
 def run_checkpoint(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
     """Weights and optimizer state after one step, put into a fresh engine, go on like the first one; in bf16 too."""
-    begin, layout = time.perf_counter(), ModelLayout((0, 1), 2, 1, 1)
-    found = None
-    if comm.rank in layout:
-        found = {f"weights, {dtype}": _resumed_difference(mesh, layout, expected, batch, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    begin, found = time.perf_counter(), None
+    if comm.rank in TP2:
+        dtypes = (torch.float32, torch.bfloat16)
+        found = {f"weights, {dtype}": _resumed_difference(mesh, expected, batch, dtype) for dtype in dtypes}
     report("checkpoint", found, time.perf_counter() - begin)
 
 
-def _resumed_difference(mesh, layout, expected: Expected, batch: Sequences, dtype: torch.dtype) -> float:
+def _resumed_difference(mesh: meshes.Mesh, expected: Expected, batch: Sequences, dtype: torch.dtype) -> float:
     def make() -> MegatronEngine:
-        engine = MegatronEngine(SCENARIOS[0].shape, "policy", layout, mesh, OPTIMIZER, dtype)
+        engine = MegatronEngine(SCENARIOS[0].shape, "policy", TP2, mesh, OPTIMIZER, dtype)
         engine.load(HFFolder(expected.folder))
         return engine
 
     first, second = make(), make()
     train_step(first, SCENARIOS[0], batch, 0, rows_each=4)
     for name, parameter in second.export().items():
-        parameter.data.copy_(first.export()[name])
+        parameter.copy_(first.export()[name])
     second.load_optimizer_state({name: tensor.clone() for name, tensor in first.optimizer_state().items()})
     assert int(second.optimizer_state()["step"]) == 1
     for engine in (first, second):
@@ -332,8 +350,8 @@ def _resumed_difference(mesh, layout, expected: Expected, batch: Sequences, dtyp
 def main() -> None:
     torch.set_num_threads(1)
     job, batch = meshes.start(comm), rows()
-    further = [ModelLayout(tuple(range(tp * pp * dp)), tp, pp, dp) for tp, pp, dp in ((1, 2, 2), (2, 1, 2), (1, 2, 1), (2, 1, 1))]
-    mesh = meshes.Mesh(job, [layout for scenario in SCENARIOS for layout in layouts(scenario)] + further * (comm.size == 4))
+    further = [TP2_DP2, TP2_PP2, PP2_DP2, PP2, TP2] if comm.size == 4 else []
+    mesh = meshes.Mesh(job, [layout for scenario in SCENARIOS for layout in layouts(scenario)] + further)
     folder = Path(sys.argv[1])
     scenarios = SCENARIOS if comm.size == 4 else SCENARIOS[:2]
     references = [reference(s, batch, str(folder / s.name)) for s in scenarios] if comm.rank == 0 else None

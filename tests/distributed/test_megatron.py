@@ -16,8 +16,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BOUNDS = {"results": 2e-5, "norm": 1e-5, "weights": 3e-6}
 FOUR_RANKS = [
-    *(f"llama policy {degrees}" for degrees in (
-        "tp1 pp1 dp1", "tp2 pp1 dp1", "tp1 pp2 dp1", "tp1 pp1 dp2", "tp2 pp1 dp2", "tp1 pp2 dp2", "tp2 pp2 dp1", "tp4 pp1 dp1")),
+    *(f"llama policy {degrees}" for degrees in ("tp1 pp1 dp1", "tp2 pp1 dp1", "tp1 pp2 dp1", "tp1 pp1 dp2")),
+    *(f"llama policy {degrees}" for degrees in ("tp2 pp1 dp2", "tp1 pp2 dp2", "tp2 pp2 dp1", "tp4 pp1 dp1")),
     *(f"{scenario} {degrees}" for scenario in ("qwen2 policy, tied", "llama value", "llama scorer, llama3 rope")
       for degrees in ("tp2 pp1 dp2", "tp1 pp2 dp2", "tp2 pp2 dp1")),
     "llama policy, 1 kv head tp2 pp1 dp2", "llama policy, 1 kv head tp2 pp2 dp1",
@@ -29,7 +29,7 @@ EIGHT_RANKS = ["llama policy tp2 pp2 dp2", "llama policy tp1 pp4 dp2", "qwen2 po
 
 def run(ranks: int, scratch: Path) -> dict[str, dict]:
     """Differences by case."""
-    command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-W", "ignore", "-m", "mpi4py", "-m", "megatron_cases"]
+    command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "mpi4py", "-m", "megatron_cases"]
     environment = {**rank_environment(ranks, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
     done = subprocess.run([*command, str(scratch)], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,6 +53,7 @@ def test_four_ranks(four, case):
     check(four[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EIGHT_RANKS)
 def test_eight_ranks(eight, case):
     check(eight[case])

@@ -73,7 +73,7 @@ class Scope:
             return {(): constant(expr.attr("value"))}
         if expr.op in ELEMENTWISE:
             return self._elementwise(expr)
-        if expr.op in REDUCTIONS:
+        if expr.op in REDUCTIONS or expr.op in ("argmax", "rank"):
             return self._reduction(expr)
         if expr.op in RAGGED:
             return self._ragged(expr)
@@ -109,7 +109,7 @@ class Scope:
     def _argmax(self, group: dict, dims: Dims, over: str) -> torch.Tensor:
         if not group:
             return constant(0)
-        best = max(group, key=lambda c: float(group[c]))  # the first of equals
+        best = max(group, key=lambda c: number(group[c]).item())  # the first of equals
         at = dict(zip(dims, best))
         return constant(list(self.extent(over, at)).index(at[over]))
 
@@ -150,9 +150,10 @@ def numeric(function: Callable) -> Callable:
     return lambda *values: function(*map(number, values))
 
 
-def shared(best: float, values: list[torch.Tensor]) -> torch.Tensor:
-    """The extreme of `values`; equal ones share the gradient."""
-    ties = [v for v in values if float(v) == best]
+def extreme(choose: Callable, values: list[torch.Tensor]) -> torch.Tensor:
+    """The least or greatest of `values`; equal ones share the gradient."""
+    plain = [v.item() for v in values]
+    ties = [v for v, p in zip(values, plain) if p == choose(plain)]
     return sum(ties) / len(ties)
 
 
@@ -172,7 +173,7 @@ ELEMENTWISE: dict[str, Callable] = {
     "abs": numeric(lambda x: x if x > 0 else -x if x < 0 else x.detach()),
     "sign": numeric(lambda x: constant((x > 0).item() - (x < 0).item())),
     "sigmoid": numeric(lambda x: 1 / (1 + torch.exp(-x))), "log_sigmoid": numeric(torch.nn.functional.logsigmoid),
-    "minimum": numeric(lambda *x: shared(min(map(float, x)), x)), "maximum": numeric(lambda *x: shared(max(map(float, x)), x)),
+    "minimum": numeric(lambda *x: extreme(min, x)), "maximum": numeric(lambda *x: extreme(max, x)),
     "clip": numeric(clip), "where": lambda c, x, y: x if c else y,
     "stop": lambda x: x.detach() if isinstance(x, torch.Tensor) else x,
     "eq": same, "ne": lambda x, y: not same(x, y),
@@ -203,12 +204,8 @@ def std(values: list, unbiased: bool) -> torch.Tensor:
     return torch.sqrt(squares / (len(values) - 1 if unbiased else len(values)))
 
 
-def extreme(choose: Callable) -> Callable:
-    def reduce(values: list) -> torch.Tensor:
-        numbers = [number(v) for v in values]
-        return shared(choose(map(float, numbers)), numbers) if numbers else constant(0)
-
-    return reduce
+def extreme_of_some(choose: Callable) -> Callable:
+    return lambda values: extreme(choose, list(map(number, values))) if values else constant(0)
 
 
 def count(values: list) -> torch.Tensor:
@@ -216,18 +213,18 @@ def count(values: list) -> torch.Tensor:
 
 
 def quantile(values: list, q: torch.Tensor) -> torch.Tensor:
-    ordered = sorted(map(number, values), key=float)
+    ordered = sorted(map(number, values), key=torch.Tensor.item)
     if not ordered:
         return constant(0)
-    place = float(q) * (len(ordered) - 1)
+    place = q.item() * (len(ordered) - 1)
     below = min(int(place), len(ordered) - 1)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 REDUCTIONS: dict[str, Callable] = {
-    "sum": total, "mean": mean, "std": std, "max": extreme(max), "min": extreme(min), "quantile": quantile, "count": count,
-    "any": any, "all": all, "argmax": Scope._argmax, "rank": Scope._rank,
+    "sum": total, "mean": mean, "std": std, "max": extreme_of_some(max), "min": extreme_of_some(min), "quantile": quantile, "count": count,
+    "any": any, "all": all,
 }
 
 

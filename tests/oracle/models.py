@@ -11,10 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from rlhf_dsl.typed import Model as ModelSpec
 from rlhf_dsl.typed import Optimizer, Schedule
 from tests.oracle.sampling import Response
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
 
 
 class Tokens:
@@ -92,11 +96,12 @@ class Model:
 
     # ---- training
 
-    def accumulate(self, loss: Tensor) -> None:
-        """Adds the gradient of `loss` by this model alone; other models stay as they are."""
+    def differentiate(self, loss: Tensor) -> None:
+        """The gradient of `loss` by this model alone; other models stay as they are."""
         parameters = self.parameters()
-        for p, g in zip(parameters, torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)):
-            p.grad = g
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
 
     def step(self) -> tuple[float, float]:
         """(learning rate, norm of the gradient before clipping)."""

@@ -1,0 +1,60 @@
+"""`rlflowc eval`: reads program and feed, evaluates one iteration, prints the answer (`rlflow.eval/1`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+
+import torch
+
+from compiler.cluster import local_cluster
+from compiler.compile import lower_and_place, program_folder
+from compiler.emit import Target, emit
+from compiler.placement import place
+from compiler.plan import Plan
+from compiler.shapes import ModelShape
+from rlhf_dsl.frontend import load
+from rlhf_dsl.terminal import put_json, show
+from rlhf_dsl.typed import Checked, Constraint
+from rlhf_dsl.ast import Span
+from runtime.feeds.answer import answer_of
+from runtime.feeds.executor import FeedExecutor
+from runtime.feeds.feed import read_feed
+from runtime.feeds.text import answer_text
+from runtime.world import World, run_threads
+
+DTYPES = {"f64": torch.float64, "f32": torch.float32}
+SHAPE = ModelShape("llama", 1, 1, 1, 1, 1, 1, 1)  # of every model: none is there
+
+
+def eval_command(args: Namespace) -> int:
+    """args: program, feed, set, dp, micro_batch, no_shuffle, dtype, json."""
+    feed = read_feed(args.feed)
+    checked = load(args.program, {**{k: str(v) for k, v in feed.dims.items()}, **args.set})
+    show(checked.warnings, args.color)
+    plan = plan_for_feed(checked, args.dp, args.micro_batch or 0)
+
+    def shard(world: World) -> FeedExecutor:
+        executor = FeedExecutor(plan, checked, world, feed, DTYPES[args.dtype], not args.no_shuffle)
+        executor.run_iteration(1)
+        executor.answer = answer_of(executor)
+        return executor
+
+    executors = run_threads(args.dp, shard)
+    answer = executors[0].answer
+    if args.json:
+        put_json(answer)
+    else:
+        print(answer_text(answer), end="")
+    return 0
+
+
+def plan_for_feed(checked: Checked, shards: int, micro_batch: int) -> Plan:
+    """The plan of a program without models: every one on `shards` data shards, whatever the program asks for."""
+    trained = [m.name for m in checked.models.values() if m.optimizer]
+    rows = (("micro_batch", micro_batch),) if micro_batch else ()
+    checked = dataclasses.replace(checked, constraints=tuple(Constraint(name, "train", rows, Span()) for name in trained if rows))
+    shapes = dict.fromkeys(checked.models, SHAPE)
+    placement = place(checked, shapes, local_cluster(), shards)
+    graph = lower_and_place(checked, placement)
+    return emit(checked, graph, Target("", shards, str(program_folder(checked.path)), shapes))

@@ -1,0 +1,176 @@
+"""Run under mpiexec with a folder of plans as argument: runs each plan, for as many ranks as there are, one after the other.
+
+Of NAME.plan.json rank 0 writes NAME.result.json:
+    metrics     by iteration, as the run reports them
+    responses   by name, for each time it was generated: [[coordinates, tokens], ..]
+    checks      of the weights of the actor after the run, see `Resharding`
+and NAME.pt, all weights of all trained models.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from compiler.layout import generation_layout
+from compiler.plan import Plan
+from compiler.redistribute import WeightTransfer, redistribute, zero_redundancy_bytes
+from compiler.verify import load_plan
+from compiler.weights import WeightLayout
+from runtime import meshes
+from runtime.executor.executor import Executor
+from runtime.executor.models import Models
+from runtime.executor.python_calls import start_ops
+from runtime.executor.sources import open_sources
+from runtime.run import run
+from runtime.run_folder import RunFolder
+from runtime.transfer import WeightMover
+from runtime.world import DistWorld, SoloWorld
+
+ACTOR = "actor"
+CUT_EVENLY = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "gate_proj.weight", "up_proj.weight",
+              "down_proj.weight")  # every tp and pp here divides them
+
+
+@dataclass
+class Resharding:
+    """The actor's weights as they arrive at a sampler. All counts are of all ranks together.
+
+    wrong: elements that differ from the whole tensors; moved, planned, formula: bytes received from others, by the mover's
+    count, by the plan, and, of the tensors that are cut evenly, by HybridFlow's formula (None where it does not apply)
+    """
+
+    wrong: int
+    moved: int
+    planned: int
+    evenly_cut: int = 0
+    formula: float | None = None
+
+
+@dataclass
+class Result:
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    responses: dict[str, list[list]] = field(default_factory=dict)
+    checks: dict[str, dict] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Recorder(Executor):
+    """Keeps the tokens of every response that is sampled."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.responses: dict[str, list[list]] = {}
+
+    def _generate(self, step, scope) -> None:
+        super()._generate(step, scope)
+        dims = self.exprs[step.expr].type.dims
+        batch, at, rows = scope.env[self.exprs[step.expr]].data, 0, []
+        group = scope.rows.dims.group(dims[:-1])
+        for i, (prompt, own) in enumerate(zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist())):
+            row = int(scope.rows_of(dims[0], scope.rank)[i // group])
+            rows.append([[row, *([i % group] if len(dims) > 2 else [])], batch.tokens[at + prompt:at + prompt + own].tolist()])
+            at += prompt + own
+        everyone = MPI.COMM_WORLD.allgather(rows)
+        self.responses.setdefault(step.name, []).append([r for part in everyone for r in part])
+
+
+def run_plan(plan: Plan, job: meshes.Job, folder: RunFolder) -> tuple[Result, dict[str, dict[str, Tensor]]]:
+    began = time.perf_counter()
+    world = DistWorld(None, job.rank, job.size) if job.size > 1 else SoloWorld()
+    models, ops, events = Models(plan, job), start_ops(plan), []
+    executor = Recorder(plan, world, models, open_sources(plan), ops)
+    models.prepare()
+    run(plan, folder, world, models, executor, events.append)
+    for runner in ops.values():
+        runner.close()
+    weights = {name: models.whole(name) for name, spec in plan.models.items() if spec.optimizer}
+    metrics = [event["metrics"] for event in events if event["event"] == "iteration"]
+    result = Result(metrics, executor.responses, _reshardings(plan, models, job), time.perf_counter() - began)
+    return result, weights
+
+
+# ---- resharding ------------------------------------------------------------------------------------
+
+
+def _reshardings(plan: Plan, models: Models, job: meshes.Job) -> dict[str, dict]:
+    if f"{ACTOR}.generate" not in models.layouts:
+        return {}
+    canonical = MPI.COMM_WORLD.bcast(models.whole(ACTOR), root=0)
+    src, name = models.weight_layout(f"{ACTOR}.train"), f"{ACTOR}.generate"
+    mover, moves = models.mover(f"{ACTOR}.train", name), plan.run.steps + 1
+    held = models.weight_layout(name)
+    found = {"in the run": Resharding(_wrong(models.engine(name).export(), held, canonical, job.rank), _total(mover.bytes_received),
+                                      moves * redistribute(src, held).total_bytes)}
+    for tp in (1, 2):
+        if job.size % tp == 0:
+            dst = WeightLayout(src.shape, src.role, generation_layout(src.layout, tp), "torch")
+            found[f"to tp {tp}"] = _resharding(models.engine(f"{ACTOR}.train").export(), src, dst, canonical, job.rank)
+    return {key: asdict(value) for key, value in found.items()}
+
+
+def _resharding(source: dict[str, Tensor], src: WeightLayout, dst: WeightLayout, canonical: dict[str, Tensor], rank: int) -> Resharding:
+    transfer = redistribute(src, dst)
+    mover = WeightMover(transfer, rank)
+    arrived = {name: torch.full(size, 7.0) for name, size in dst.local_tensors(rank).items()}
+    mover.move(source, arrived)
+    as_planned = (mover.bytes_received, mover.bytes_sent) == (transfer.bytes_received(rank), transfer.bytes_sent(rank))
+    wrong = _wrong(arrived, dst, canonical, rank) + _total(not as_planned)
+    found = Resharding(wrong, _total(mover.bytes_received), transfer.total_bytes)
+    found.evenly_cut, found.formula = _by_formula(transfer)
+    return found
+
+
+def _by_formula(transfer: WeightTransfer) -> tuple[int, float | None]:
+    """Bytes of the evenly cut tensors that the plan moves, and (d_g - 1) / (t p) M of each rank (arXiv 2409.19256, table 2)."""
+    train, tp = transfer.src.layout, transfer.dst.layout.tp
+    even = {name: size for name, size in transfer.src.tensors.items() if name.endswith(CUT_EVENLY)}
+    moved = 4 * sum(m.elements for m in transfer.moves if m.tensor in even and not m.is_local)
+    model_bytes = 4 * sum(torch.Size(size).numel() for size in even.values())
+    applies = train.tp % tp == 0
+    return moved, len(train.ranks) * zero_redundancy_bytes(train, tp, model_bytes) if applies else None
+
+
+def _wrong(tensors: dict[str, Tensor], weights: WeightLayout, canonical: dict[str, Tensor], rank: int) -> int:
+    """Elements, on all ranks, that are not bit for bit those of the whole tensors."""
+    found = 0
+    for piece in weights.pieces(rank):
+        here = tensors[piece.local][tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.size))]
+        right = canonical[piece.tensor][tuple(map(slice, piece.start, piece.stop))]
+        found += int((here.view(torch.int32) != right.view(torch.int32)).sum()) if here.shape == right.shape else here.numel()
+    return _total(found)
+
+
+def _total(count: int) -> int:
+    return MPI.COMM_WORLD.allreduce(int(count))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm, folder = MPI.COMM_WORLD, Path(sys.argv[1])
+    job = meshes.start(comm)
+    for path in sorted(folder.glob("*.plan.json")):
+        plan, name = load_plan(path), path.name.removesuffix(".plan.json")
+        if plan.world != comm.size:
+            continue
+        scratch = RunFolder(folder / f"{name}.run")
+        if comm.rank == 0:
+            scratch.create()
+        comm.Barrier()
+        result, weights = run_plan(plan, job, scratch)
+        if comm.rank == 0:
+            (folder / f"{name}.result.json").write_text(json.dumps(asdict(result)))
+            torch.save(weights, folder / f"{name}.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
