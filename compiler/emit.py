@@ -12,7 +12,7 @@ from compiler import names
 from compiler.exprs import call_temperature, walk
 from compiler.ir import FlowGraph, Op
 from compiler.plan import (
-    ColumnSpec, DataSpec, DimSpec, ExprRow, LayoutSpec, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
+    ColumnSpec, DataSpec, DimSpec, ExprRow, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
 )
 from compiler.shapes import ModelShape
 from compiler.steps import (

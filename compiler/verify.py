@@ -82,7 +82,6 @@ class _Flow:
         self.plan, self.where = plan, where
         self.at: dict[str, set[int]] = defaultdict(set)
         self.weights = set(weights)
-        self.states = set()
         self.checks = {
             "load": self._load, "reshard": self._reshard, "transfer": self._transfer, "generate": self._generate,
             "forward": self._forward, "equation": self._equation, "pyop": self._pyop, "keep": self._evaluate,

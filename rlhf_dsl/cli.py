@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import traceback
-from typing import Callable, NoReturn, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from rlhf_dsl import arguments, terminal
 from rlhf_dsl.diagnostics import DiagnosticError
@@ -28,12 +29,14 @@ _COMMANDS = {
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Runs one command and returns its exit code: see `arguments.EXIT_CODES`."""
+    """Runs one command and returns its exit code (`arguments.EXIT_CODES`)."""
     terminal.make_printable([sys.stdout, sys.stderr])
     args = argparse.Namespace(verbose=False, color="auto")
     try:
         arguments.parser().parse_args(argv, args)
-        return _command(args.command)(args)
+        code = _command(args.command)(args)
+        sys.stdout.flush()
+        return code
     except DiagnosticError as error:
         terminal.show(error.diagnostics, args.color)
         if args.verbose and error.exit_code > 2:
@@ -42,7 +45,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `rlflowc ops | head`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush at exit goes nowhere
         return 0
     except SystemExit as end:  # --help and --version
         return int(end.code or 0)
@@ -64,10 +67,5 @@ def _report_internal(error: Exception, verbose: bool) -> int:
     return INTERNAL_ERROR
 
 
-def entry() -> NoReturn:
-    """The console script."""
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    entry()
+    sys.exit(main())

@@ -6,6 +6,7 @@ several lines moves above it.
 
 from __future__ import annotations
 
+import collections
 import itertools
 from dataclasses import dataclass, replace
 from typing import Iterable, Optional, Sequence
@@ -46,40 +47,51 @@ def format_program(program: ast.Program, source: Source) -> str:
 # ---- comments and blank lines ------------------------------------------------------------------
 
 def _with_comments(statements: Sequence[Row], source: Source) -> list[_Line]:
-    """All lines in order, each comment where it belongs."""
-    comments = list(scan(source.text, Diagnostics(source)).comments)
-    lines: list[_Line] = []
-    end = 0  # of what the last line was made from
+    """All lines in order, each comment where it belongs, blank lines where they stay."""
+    weave = _Weave(source)
     for row, following in itertools.zip_longest(statements, statements[1:]):
-        own, comments = _take(comments, row.span.start)
-        for comment in own:
-            level = _comment_level(comment, lines, row, source)
-            lines.append(_comment_line(comment, level, _blank(source, end, comment.start), source))
-            end = comment.end
-        inside, comments = _take(comments, row.span.end)
-        blank = _blank(source, end, row.span.start)
-        for comment in inside:
-            lines.append(_comment_line(comment, row.level, blank, source))
-            blank = False
-        line_end = _line_end(source, row.span.end)
-        trailing, comments = _take(comments, min(line_end, following.span.start) if following else line_end)
-        end = trailing[-1].end if trailing else row.span.end
-        lines.append(_Line(row.level, row, " ".join(_text(c, source) for c in trailing), blank))
-    for comment in comments:
-        level = _comment_level(comment, lines, None, source)
-        lines.append(_comment_line(comment, level, _blank(source, end, comment.start), source))
-        end = comment.end
+        weave.add(row, following)
+    weave.add_own(weave.take(len(source.text)), None)
+    lines = weave.lines
     return [replace(line, blank=_keeps_blank(before, line)) for before, line in zip([None, *lines], lines)]
 
 
-def _take(comments: list[Span], end: int) -> tuple[list[Span], list[Span]]:
-    """Those that start before `end`, and the others."""
-    count = sum(comment.start < end for comment in comments)
-    return comments[:count], comments[count:]
+class _Weave:
+    """Puts rows and comments into one sequence, in the order of the text."""
 
+    def __init__(self, source: Source):
+        self.lines: list[_Line] = []
+        self._source = source
+        self._comments = collections.deque(scan(source.text, Diagnostics(source)).comments)
+        self._end = 0  # of what the last line was made from
 
-def _comment_line(comment: Span, level: int, blank: bool, source: Source) -> _Line:
-    return _Line(level, None, _text(comment, source), blank)
+    def take(self, end: int) -> list[Span]:
+        """The next comments, as far as they start before `end`."""
+        taken = []
+        while self._comments and self._comments[0].start < end:
+            taken.append(self._comments.popleft())
+        return taken
+
+    def add(self, row: Row, following: Optional[Row]) -> None:
+        """A row, the comments above it, those inside it (which move above it), and those behind it on its line."""
+        self.add_own(self.take(row.span.start), row)
+        blank = _blank(self._source, self._end, row.span.start)
+        inside = self.take(row.span.end)
+        for i, comment in enumerate(inside):
+            self.lines.append(_Line(row.level, None, _text(comment, self._source), blank and i == 0))
+        line_end = _line_end(self._source, row.span.end)
+        behind = self.take(min(line_end, following.span.start) if following else line_end)
+        text = " ".join(_text(comment, self._source) for comment in behind)
+        self.lines.append(_Line(row.level, row, text, blank and not inside))
+        self._end = behind[-1].end if behind else row.span.end
+
+    def add_own(self, comments: Sequence[Span], following: Optional[Row]) -> None:
+        """Comments on lines of their own."""
+        for comment in comments:
+            level = _comment_level(comment, self.lines, following, self._source)
+            blank = _blank(self._source, self._end, comment.start)
+            self.lines.append(_Line(level, None, _text(comment, self._source), blank))
+            self._end = comment.end
 
 
 def _text(comment: Span, source: Source) -> str:

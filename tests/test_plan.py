@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,14 @@ def test_expressions_come_back_interned(tmp_path):
     for row, expr in zip(plan.exprs, table):
         assert (row.op, row.args) == (expr.op, tuple(table.index(a) for a in expr.args))
         assert frozenset(row.grad) == expr.grad and row.attrs == dict(expr.attrs)
+
+
+def test_a_plan_does_not_depend_on_the_order_of_hashes():
+    code = ("from compiler.compile import compile_program as c; from rlhf_dsl.frontend import load; "
+            f"from tests.compiling import CLUSTER; print(c(load({str(GOLDEN / 'grpo.rlflow')!r}), CLUSTER, 2).digest)")
+    runs = [subprocess.run([sys.executable, "-c", code], cwd=GOLDEN.parent.parent, capture_output=True, text=True,
+                           env=os.environ | {"PYTHONHASHSEED": seed}) for seed in ("1", "2")]
+    assert runs[0].stdout == runs[1].stdout != "", runs[0].stderr
 
 
 def test_constants_keep_their_kind(tmp_path):
@@ -218,6 +228,14 @@ def test_a_missing_model_is_reported_at_its_line(tmp_path, source):
     assert "model actor = policy(base)" in found.source.slice(found.span)
     if source.startswith("builtin:"):
         assert all(name in found.help for name in builtin_models())
+
+
+def test_a_model_that_is_not_supported_is_named_with_its_file(tmp_path):
+    folder = model_folder(tmp_path / "other", model_type="gpt2")
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(tmp_path, TRAINED.replace("plan:\n", ""), 2, base=str(folder))
+    (found,) = caught.value.diagnostics
+    assert "gpt2" in found.message and found.place.endswith("config.json") and found.span is not None
 
 
 GOOD = """

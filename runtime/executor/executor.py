@@ -15,7 +15,7 @@ from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.typed import Expr, Interner
 from runtime.data import Stream
 from runtime.evaluator import Evaluator
-from runtime.executor import generation, loading, model_calls, python_calls, update
+from runtime.executor import generation, loading, model_calls, python_calls, reencoding, update
 from runtime.executor.models import Models
 from runtime.executor.scope import Dims, Rows, Scope
 from runtime.values import Value
@@ -53,6 +53,7 @@ class Executor:
         self.exprs = plan.expr_table(self.interner)
         self.dims = dims_of(plan)
         self.data_exprs = {e.attr("column"): e for e in self.exprs if e.op == "data"}
+        self.policies: dict[Expr, str] = {}  # response → the model whose tokens it is in
         self.fields: dict[Expr, list[Expr]] = {}
         for expr in self.exprs:
             if expr.op == "field":
@@ -164,13 +165,19 @@ class Executor:
         self._fill_fields(scope, expr, step.model)
 
     def _fill_fields(self, scope: Scope, response: Expr, policy: str) -> None:
+        self.policies[response] = policy
         python_calls.fill_fields(scope, response, self.fields.get(response, []), self.models.tokenizers[policy])
 
     def _forward(self, step: steps_of.Forward, scope: Scope) -> None:
         exprs = {call.name: self.exprs[call.expr] for call in step.calls}
-        response = self.exprs[step.response]
+        response = self._readable(scope, self.exprs[step.response], step.model)
         model_calls.forward(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, step,
                             exprs, response)
+
+    def _readable(self, scope: Scope, response: Expr, model: str) -> Expr:
+        tokenizers = self.models.tokenizers
+        written, read = tokenizers[self.policies[response]], tokenizers[model]
+        return reencoding.readable(self.world, scope, response, model, written, read, self.interner)
 
     def _equation(self, step: steps_of.Equation, scope: Scope) -> None:
         for named in step.values:

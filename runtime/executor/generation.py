@@ -55,6 +55,7 @@ def generate(world: World, engine, layout: ModelLayout, scope: Scope, expr: Expr
             list(moved.split(lengths[mine].tolist())), samples, rows.position[unit[0]][mine // group].numpy(),
             name, iteration, seed, options_of(expr, rows.dims.bounds[expr.type.dims[-1]], tokenizer), tokenizer.decode,
             first_sample=(mine % group * samples).numpy())
+    scope.prompt_texts[name] = [text for text in scope.env[prompts].data for _ in range(samples)]
     scope.env[expr] = _come_home(world, scope, expr, layout, units, wants, samples, lengths, drawn)
     scope.refresh()
 

@@ -40,6 +40,7 @@ def load(world: World, scope: Scope, root: str, table: Table, drawn: tuple[np.nd
             continue
         after = next((c.field for c in columns if c.name == column.after), None)
         encoded = _encode(tokenizers[column.policy], mine[column.field], mine[after] if after else None, scope, column)
+        scope.prompt_texts[column.name] = list(mine[after]) if after else [""] * len(encoded)
         announce(world, scope, column.name, tuple(column.dims), encoded, [len(r) for r in _home_ranges(len(indices), world)])
         scope.env[exprs[column.name]] = Value(tuple(column.dims), encoded)
     scope.refresh()

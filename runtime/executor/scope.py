@@ -150,6 +150,7 @@ class Scope:
 
     rows: root dim → row numbers in the iteration, ascending, the same on all ranks; `frame`: of those that live on this rank
     keeps: keep index → bool Value of this rank's rows
+    prompt_texts: response name → the prompt of each of this rank's responses, as text
     """
 
     def __init__(self, rows: Rows, rank: int, shards: int, chosen: Optional[Mapping[str, Tensor]] = None,
@@ -158,6 +159,7 @@ class Scope:
         self.chosen = dict(chosen) if chosen is not None else {}
         self.env = Env(self)
         self.keeps: dict[int, Value] = {}
+        self.prompt_texts: dict[str, list[str]] = {}
         self.frame = Frame(rows={}, sizes=dict(rows.dims.sizes), lengths={}, lead={}, totals={})
         self.refresh()
 

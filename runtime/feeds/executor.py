@@ -194,6 +194,9 @@ class FeedExecutor(Executor):
         self.models.engines[step.model].update = _is_update(self.exprs[step.calls[0].expr])
         super()._forward(step, scope)
 
+    def _readable(self, scope: Scope, response: Expr, model: str) -> Expr:
+        return response
+
     def _reshard(self, step: Reshard, scope: Scope) -> None:
         """There are no weights."""
 

@@ -1,0 +1,46 @@
+"""A scorer with a tokenizer of its own reads a response as text, encoded again by its own template."""
+
+from __future__ import annotations
+
+import torch
+
+from rlhf_dsl.typed import Expr, Interner
+from runtime.executor.loading import pack
+from runtime.executor.model_calls import response_name
+from runtime.executor.python_calls import texts
+from runtime.executor.scope import Scope
+from runtime.tokenizer import Tokenizer
+from runtime.values import Value
+from runtime.world import World
+
+
+def readable(world: World, scope: Scope, response: Expr, model: str, written: Tokenizer, read: Tokenizer, interner: Interner) -> Expr:
+    """The response in tokens of `read`: itself where the tokenizers agree, else one that is made once an iteration.
+
+    written: the tokenizer of the response; read: that of `model`.
+    """
+    if written is read or written.identity == read.identity:
+        return response
+    name = f"{response_name(response)} as {model} reads it"
+    again = interner.expr("reencoded", (response,), response.type, name=name)
+    while scope.parent is not None:
+        scope = scope.parent
+    if again not in scope.env:
+        _reencode(world, scope, response, again, written, read)
+    return again
+
+
+def _reencode(world: World, scope: Scope, response: Expr, again: Expr, written: Tokenizer, read: Tokenizer) -> None:
+    rows, dims = scope.rows, response.type.dims
+    batch = scope.env[response].data
+    prompts = scope.prompt_texts[response_name(response)]
+    # The bound of the dim counts the policy's tokens; here the whole text is read.
+    made = pack([(read.encode_prompt(p), *read.encode_response(t, len(t.encode()) + 2)) for p, t in zip(prompts, texts(batch, written))])
+    lead = rows.dims.sample_dims(dims)
+    counts = [2 * rows.dims.group(lead) * scope.rows_of(lead[0], rank).numel() for rank in range(world.size)]
+    facts = torch.stack([made.prompt_lengths, made.response_lengths], 1)
+    known = world.all_gather(facts.flatten(), counts).view(-1, 2)
+    name = again.attr("name")
+    rows.prompt_lengths[name], rows.response_lengths[name] = known[:, 0].contiguous(), known[:, 1].contiguous()
+    rows.own[name] = False
+    scope.env[again] = Value(dims, made)
