@@ -17,7 +17,7 @@ from compiler.plan import (
 from compiler.shapes import ModelShape
 from compiler.steps import (
     HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, Named, NextState,
-    OptimizerStep, PyOpCall, Record, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
+    OptimizerStep, PyOpCall, Record, Reply, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
 )
 from compiler.transitions import weight_transfer
 from rlhf_dsl.ast import Span
@@ -65,7 +65,8 @@ def _assumed(checked: Checked) -> dict[str, int]:
 def _ops(checked: Checked, emitter: "_Emitter") -> dict[str, OpSpec]:
     def spec(op: PyOp) -> OpSpec:
         file, line = str(Path(op.file).resolve()), emitter.lines.at(op.span)
-        return OpSpec(op.module, file, op.args, op.result, op.batched, op.timeout, op.on_error, line)
+        return OpSpec(op.module, file, op.args, op.result, op.batched, op.timeout, op.on_error, line,
+                      op.result_dims)
 
     return {op.name: spec(op) for op in checked.ops.values()}
 
@@ -183,6 +184,9 @@ class _Emitter:
         ids = self.table.id(expr), self.table.id(expr.args[0])
         return Generate(op.name, *ids, op.model, layout, self.lines.at(op.span))
 
+    def reply(self, op: Op) -> Reply:
+        return Reply(op.name, self.table.id(op.attr("expr")), op.attr("policy"), self.lines.at(op.span))
+
     def forward(self, op: Op) -> Forward:
         layout = self.graph.values[op.outputs[0]].layout
         call = op.attr("calls")[0]
@@ -225,8 +229,8 @@ class _Emitter:
 
 
 _MAKERS = {
-    "data": _Emitter.load, "generate": _Emitter.generate, "forward": _Emitter.forward, "equation": _Emitter.equation,
-    "pyop": _Emitter.pyop, "keep": _Emitter.keep, "metric": _Emitter.metric, "state": _Emitter.state,
+    "data": _Emitter.load, "generate": _Emitter.generate, "reply": _Emitter.reply, "forward": _Emitter.forward,
+    "equation": _Emitter.equation, "pyop": _Emitter.pyop, "keep": _Emitter.keep, "metric": _Emitter.metric, "state": _Emitter.state,
     "statistics": _Emitter.statistics, "train": _Emitter.train, "optimizer": _Emitter.optimizer,
     "reshard": _Emitter.reshard, "transfer": _Emitter.transfer, "action": _Emitter.action,
 }

@@ -17,7 +17,7 @@ from rlhf_dsl.ast import Span
 from rlhf_dsl.typed import Expr, Type
 
 KINDS = (
-    "data", "generate", "forward", "equation", "pyop", "keep", "metric", "state", "statistics", "train", "optimizer",
+    "data", "generate", "reply", "forward", "equation", "pyop", "keep", "metric", "state", "statistics", "train", "optimizer",
     "reshard", "transfer", "action",
 )
 

@@ -14,6 +14,7 @@ from rlhf_dsl import typed
 from rlhf_dsl.ast import Span
 from rlhf_dsl.typed import Checked, Expr
 
+READERS = ("policy", "value", "scorer")
 UNNAMED = frozenset(("const", "state", "data"))  # their bindings are aliases, not operations
 
 
@@ -188,7 +189,7 @@ class _Builder:
         elif expr.op == "call":
             self._produce(expr, "forward", expr.attr("model"))
         elif expr.op in ("pyop", "reply"):
-            self._produce(expr, "pyop" if expr.op == "pyop" else "equation", "")
+            self._produce(expr, expr.op, "")
         elif expr.op == "next_state":
             self._state(self.checked.states[expr.attr("name")])
 
@@ -196,6 +197,8 @@ class _Builder:
         phase, self.phase = self.phase, self._phase_of(expr)
         name = self.bound.get(expr) or self.prefix + names.default_name(expr, self.known)
         facts = {"calls": (expr,)} if kind == "forward" else {"expr": expr}
+        if kind == "reply":
+            facts["policy"] = reader(self.checked, expr)
         inputs = tuple(dict.fromkeys(self._frontier((*expr.args,), False)))
         if expr.attr("keep", 0):
             inputs = (*inputs, keep_name(expr.attr("keep")))
@@ -229,6 +232,14 @@ class _Builder:
 
 def keep_name(index: int) -> str:
     return f"keep {index}"
+
+
+def reader(checked: Checked, response: Expr) -> str:
+    """The model whose tokenizer a response of given texts has: a policy that reads it, else another model, else any policy."""
+    lines = (line for part in (checked.rollout, *(s.body for s in (*checked.updates, *checked.evals))) for line in part)
+    calls = [e for e in walk(*_expressions(lines)) if e.op == "call" and e.args[0] is response]
+    names_of = [call.attr("model") for call in calls] or list(checked.models)
+    return min(names_of, key=lambda name: READERS.index(checked.models[name].role))
 
 
 def _expressions(statements: Iterable) -> list[Expr]:

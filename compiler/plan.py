@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 from compiler import codec
 from compiler.steps import (  # the plan's vocabulary, of which this module is the door
     HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, LoopStep, Named, NextState,
-    OptimizerStep, PyOpCall, Record, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
+    OptimizerStep, PyOpCall, Record, Reply, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
 )
 from rlhf_dsl import typed
 
@@ -23,8 +23,8 @@ FORMAT = "rlflow.plan/1"
 __all__ = [
     "FORMAT", "HOME", "Action", "ColumnSpec", "CommitStates", "DataSpec", "DimSpec", "Equation", "EvalSection",
     "ExprRow", "Forward", "Generate", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec", "Named", "NextState",
-    "OpSpec", "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reshard", "RunSpec", "Statistics", "Step",
-    "TrainStep", "Transfer", "UpdateLoop",
+    "OpSpec", "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reply", "Reshard", "RunSpec", "Statistics",
+    "Step", "TrainStep", "Transfer", "UpdateLoop",
 ]
 
 
@@ -128,6 +128,7 @@ class OpSpec:
     timeout: float = 60.0
     on_error: Union[None, float, str] = None
     line: int = 0
+    result_dims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,17 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """The response `expr`, a `reply` primitive, is made of its texts at home, in tokens of the model `policy`."""
+
+    op: ClassVar[str] = "reply"
+    name: str
+    expr: int
+    policy: str
+    line: int = 0
+
+
+@dataclass(frozen=True)
 class Forward:
     """One forward of `model` over the sequences of `response`, serving several calls.
 
@@ -228,7 +239,7 @@ class UpdateLoop:
     line: int = 0
 
 
-Step = Union[Load, Reshard, Transfer, Generate, Forward, Equation, PyOpCall, KeepRows, Record, NextState, UpdateLoop,
+Step = Union[Load, Reshard, Transfer, Generate, Reply, Forward, Equation, PyOpCall, KeepRows, Record, NextState, UpdateLoop,
              CommitStates, Action]
 
 

@@ -84,7 +84,7 @@ class _Flow:
         self.weights = set(weights)
         self.checks = {
             "load": self._load, "reshard": self._reshard, "transfer": self._transfer, "generate": self._generate,
-            "forward": self._forward, "equation": self._equation, "pyop": self._pyop, "keep": self._evaluate,
+            "forward": self._forward, "equation": self._equation, "pyop": self._pyop, "reply": self._pyop, "keep": self._evaluate,
             "record": self._evaluate, "next_state": self._next_state, "statistics": self._statistics,
             "train": self._train, "update": self._update,
         }

@@ -20,7 +20,7 @@ MOST_LAYERS = 1 << 12
 REQUIRED = {"const": ("value",), "data": ("column",), "state": ("name",), "next_state": ("name",), "reply": ("name",),
             "generate": ("name", "model"), "call": ("model", "operation"), "pyop": ("name",), "field": ("field",)}
 REFERENCES = {"expr": "exprs", "prompts": "exprs", "response": "exprs", "objective": "exprs", "partial": "exprs",
-              "model": "models"}
+              "model": "models", "policy": "models"}
 
 
 def all_steps(plan: Plan) -> Iterator[tuple[str, Any]]:

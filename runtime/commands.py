@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from compiler.plan import Plan
 from rlhf_dsl.diagnostics import DiagnosticError, fault
-from rlhf_dsl.render import render
-from runtime import launch
+from rlhf_dsl.terminal import say, show, wants_color
+from runtime import launch, preflight
 from runtime.failures import report_of
 from runtime.reporter import for_stream
-from runtime.run_folder import RunFolder, new_run_path
+from runtime.run_folder import RunFolder, new_run_folder
 
 RUNS = Path("runs")
-EXIT_FAILED, EXIT_INTERRUPTED = 4, 130
+EXIT_INTERRUPTED = 130
 
 
 def run_command(args: Any) -> int:
     """args: program (a program or a plan), set, ranks, cluster, run_dir, verbose, color."""
     if launch.is_rank():
         return _run_as_rank(args)
-    plan, text = _plan_of(args)
-    folder = _make_folder(plan, text, args.run_dir)
-    return _run_ranks(plan, text, folder, bool(args.verbose))
+    plan, folder = _prepare(args)
+    return _run_ranks(plan, folder, args)
+
+
+def _prepare(args: Any, ranks: Optional[int] = None) -> tuple[Plan, RunFolder]:
+    """The plan and a new run folder. Whatever is wrong with what the run reads shows here."""
+    plan, text = _plan_of(args, ranks)
+    if ranks is None:
+        launch.check_number(plan.world)
+    preflight.check(plan)
+    return plan, _make_folder(plan, text, args)
 
 
 def _plan_of(args: Any, ranks: Optional[int] = None) -> tuple[Plan, str]:
@@ -46,59 +55,70 @@ def _plan_of(args: Any, ranks: Optional[int] = None) -> tuple[Plan, str]:
     return plan, source.read_text(encoding="utf-8") if source.is_file() else ""
 
 
-def _make_folder(plan: Plan, text: str, run_dir: Optional[str]) -> RunFolder:
-    path = Path(run_dir) if run_dir else new_run_path(RUNS, plan.program.name)
-    if (path / "metrics.jsonl").exists():
-        raise fault("R0157", place=str(path))
+def _make_folder(plan: Plan, text: str, args: Any) -> RunFolder:
     try:
-        folder = RunFolder(path.absolute()).create()
+        folder = RunFolder(Path(args.run_dir).absolute()).create() if args.run_dir else new_run_folder(RUNS, plan.program.name)
+        folder.program.write_text(text, encoding="utf-8")
+        folder.overrides.write_text(json.dumps(args.set, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         folder.plan.write_text(plan.to_json(), encoding="utf-8")
-        (folder.path / "program.rlflow").write_text(text, encoding="utf-8")
     except OSError as error:
-        raise fault("R0158", place=str(path), reason=error.strerror) from error
+        place = args.run_dir or str(RUNS)
+        if isinstance(error, FileExistsError) and Path(place).is_dir():
+            raise fault("R0157", place=place) from None
+        raise fault("R0158", place=place, reason=error.strerror) from None
     return folder
 
 
-def _run_ranks(plan: Plan, text: str, folder: RunFolder, verbose: bool) -> int:
-    reporter = for_stream(sys.stderr, color="NO_COLOR" not in os.environ)
-    outcome = {"stopped": False, "done": False}
+@dataclass
+class _Outcome:
+    """asked: to stop; killed: asked twice; finished: what rank 0 said at the end, None if it did not get there;
+    failures: what ranks said of theirs."""
+
+    asked: bool = False
+    killed: bool = False
+    finished: Optional[bool] = None
+    failures: list[dict] = field(default_factory=list)
+
+
+def _run_ranks(plan: Plan, folder: RunFolder, args: Any) -> int:
+    reporter = for_stream(sys.stderr, wants_color(args.color, sys.stderr))
+    outcome = _Outcome()
 
     def on_event(event: dict) -> None:
-        outcome["done"] |= event["event"] == "done"
+        if event["event"] == "done":
+            outcome.finished = event["finished"]
+        if event["event"] == "failure":
+            outcome.failures.append(event)
         reporter(event)
 
     ranks = launch.Ranks(plan.world, folder, on_event)
-    _forward_signals(folder, ranks, outcome)
+    _forward_signals(folder, ranks, outcome, reporter)
     ended = ranks.wait()
     reporter({"event": "failed"})
-    if outcome["done"]:
-        return EXIT_INTERRUPTED if outcome["stopped"] else 0
-    if outcome["stopped"]:
+    if outcome.finished:
+        return 0
+    if outcome.killed or outcome.finished is False:
         return EXIT_INTERRUPTED
-    return _fail(plan, text, folder, ended, verbose)
+    report = report_of(plan, folder, ended, outcome.failures)
+    say(report.text)
+    if args.verbose:
+        say(report.trace)
+    return report.code
 
 
-def _forward_signals(folder: RunFolder, ranks: launch.Ranks, outcome: dict) -> None:
+def _forward_signals(folder: RunFolder, ranks: launch.Ranks, outcome: _Outcome, reporter: Callable[[dict], None]) -> None:
     """The first Ctrl-C or SIGTERM asks the ranks to save and end at the next boundary, the second ends them."""
     def ask(*_: Any) -> None:
-        if outcome["stopped"]:
+        if outcome.asked:
+            outcome.killed = True
             ranks.kill()
             return
-        outcome["stopped"] = True
+        outcome.asked = True
         folder.stop_request().touch()
-        print("stopping after this step, saving the models; once more to stop at once", file=sys.stderr, flush=True)
+        reporter({"event": "message", "text": "stopping after this step, saving the models; once more to stop at once"})
 
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
-
-
-def _fail(plan: Plan, text: str, folder: RunFolder, ended: launch.Ended, verbose: bool) -> int:
-    found, rendered, trace = report_of(plan, text, folder, ended)
-    print(render([found]) if found else rendered, file=sys.stderr)
-    if verbose:
-        print(trace, file=sys.stderr)
-    print(f"logs of the ranks: {folder.path / 'logs'}", file=sys.stderr)
-    return EXIT_FAILED
 
 
 def _run_as_rank(args: Any) -> int:
@@ -108,20 +128,17 @@ def _run_as_rank(args: Any) -> int:
     from runtime import rank
 
     comm = MPI.COMM_WORLD
-    made: Any = None
+    made = comm.bcast(_try_prepare(args, comm.size) if comm.rank == 0 else None, root=0)
+    if isinstance(made, str):
+        return rank.main([made], launched=False, verbose=args.verbose)
     if comm.rank == 0:
-        made = _try_prepare(args, comm.size)
-    made = comm.bcast(made, root=0)
-    if isinstance(made, DiagnosticError):
-        if comm.rank != 0:
-            os._exit(made.exit_code)
-        raise made
-    return rank.main([made], launched=False)
+        show(made.diagnostics, args.color)
+    comm.Barrier()  # no rank may end before the message is out: mpiexec would end the others
+    return made.exit_code
 
 
-def _try_prepare(args: Any, ranks: int) -> Any:
+def _try_prepare(args: Any, ranks: int) -> str | DiagnosticError:
     try:
-        plan, text = _plan_of(args, ranks)
-        return str(_make_folder(plan, text, args.run_dir).path)
+        return str(_prepare(args, ranks)[1].path)
     except DiagnosticError as error:
         return error

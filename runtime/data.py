@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -24,16 +25,23 @@ class Field:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of a source in file order; `columns[name]` is a list of str, float or bool."""
+    """All rows of a source in file order; `columns[name]` is a list of str, float or bool. kind: as of `open_table`."""
 
     path: str
     columns: dict[str, list]
     size: int
+    kind: str = ""
 
     def take(self, rows: Iterable[int]) -> dict[str, list]:
         """The given rows (indices) of each column."""
         rows = [int(i) for i in rows]
         return {name: [values[i] for i in rows] for name, values in self.columns.items()}
+
+    def place(self, row: int) -> str:
+        """`file:line` of a row of a JSONL file, else `path: row N`, for messages."""
+        if self.kind == "jsonl":
+            return f"{self.path}:{next(itertools.islice(_json_rows(Path(self.path)), row, None))[0]}"
+        return f"{self.path}: row {row + 1}"
 
 
 def open_table(kind: str, path, fields: Sequence[Field]) -> Table:
@@ -50,7 +58,7 @@ def open_table(kind: str, path, fields: Sequence[Field]) -> Table:
     size = len(columns[names[0]])
     if not size:
         raise fault("R0304", place=str(path))
-    return Table(str(path), columns, size)
+    return Table(str(path), columns, size, kind)
 
 
 class Stream:

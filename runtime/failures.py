@@ -3,56 +3,73 @@
 from __future__ import annotations
 
 import signal
-from typing import Optional
+from dataclasses import dataclass
+from typing import Any, Optional, Sequence
 
 from compiler.plan import Plan
 from compiler.verify import walk
-from rlhf_dsl.ast import Span
 from rlhf_dsl.diagnostics import Diagnostic, diagnostic
-from rlhf_dsl.source import Source
+from rlhf_dsl.render import render
 from runtime.launch import Ended
+from runtime.places import place_of
 from runtime.run_folder import RunFolder
 
 SHOWN_OUTPUT = 2000
+EXIT_FAILED = 4
 
 
-def report_of(plan: Plan, text: str, folder: RunFolder, ended: Ended) -> tuple[Optional[Diagnostic], str, str]:
-    """(diagnostic, already rendered text, trace), of which the first or the second is there. text: of the program."""
-    failure = folder.first_failure()
-    if failure is None:
-        return _of_death(plan, text, folder, ended), "", ended.output[-SHOWN_OUTPUT:]
+@dataclass(frozen=True)
+class Report:
+    """text: for people; trace: what `-v` adds; code: the exit code."""
+
+    text: str
+    trace: str
+    code: int = EXIT_FAILED
+
+
+def report_of(plan: Plan, folder: RunFolder, ended: Ended, told: Sequence[dict]) -> Report:
+    """The report on ranks that `ended` without finishing. told: failures that ranks sent, if they could not write them.
+
+    It is about the rank that was first to fail by itself, not because another was gone.
+    """
+    known = [f for f in (*folder.failures(), *told) if not f["consequence"]]
+    if known:
+        return report_of_failure(plan, folder, min(known, key=lambda f: f["time"]))
+    if ended.rank is not None:
+        found = _at(plan, folder, ended.rank, "R0153", signal=_signal_name(ended.signal))
+        return Report(render([found]) + _footer(folder), ended.output)
+    output = ended.output.strip()[-SHOWN_OUTPUT:] or "nothing"
+    return Report(render([diagnostic("R0155", place=str(folder.path), code=ended.code, output=output)]), ended.output)
+
+
+def report_of_failure(plan: Plan, folder: RunFolder, failure: dict) -> Report:
+    """The report on what a rank wrote down about its own end."""
     rank = failure["rank"]
-    span, where, words = _where(plan, text, folder, rank)
-    if failure["rendered"]:
-        return None, f"{failure['rendered']}\n\n{_sentence(rank, words)}", failure["trace"]
-    return diagnostic("R0154", span, **where, rank=rank, kind=failure["kind"], text=failure["text"], **words), "", failure["trace"]
+    if not failure["rendered"]:
+        found = _at(plan, folder, rank, "R0154", kind=failure["kind"], text=failure["text"])
+        return Report(render([found]) + _footer(folder), failure["trace"], failure["code"])
+    iteration, step = _position(plan, folder, rank)
+    at = f", step `{step.op} {step.name}` ({plan.program.path}:{step.line})" if step is not None else ", starting"
+    where = f"\nwhere: rank {rank}, iteration {iteration}{at}"
+    return Report(failure["rendered"] + where + _footer(folder), failure["trace"], failure["code"])
 
 
-def _of_death(plan: Plan, text: str, folder: RunFolder, ended: Ended) -> Diagnostic:
-    if ended.rank is None:
-        return diagnostic("R0155", place=str(folder.path), code=ended.code, output=ended.output.strip()[-SHOWN_OUTPUT:] or "nothing")
-    span, where, words = _where(plan, text, folder, ended.rank)
-    return diagnostic("R0153", span, **where, rank=ended.rank, signal=_signal_name(ended.signal), **words)
+def _footer(folder: RunFolder) -> str:
+    return f"\nlogs:  {folder.path / 'logs'}"
 
 
-def _where(plan: Plan, text: str, folder: RunFolder, rank: int) -> tuple[Optional[Span], dict, dict]:
-    """The place in the program where a rank stood, (span, keywords of a diagnostic), and the words for it."""
+def _at(plan: Plan, folder: RunFolder, rank: int, code: str, **words) -> Diagnostic:
+    """A diagnostic at the place in the program where a rank stood."""
+    iteration, step = _position(plan, folder, rank)
+    span, where = place_of(plan, step.line if step is not None else 0)
+    told = f"{step.op} {step.name}" if step is not None else "starting"
+    return diagnostic(code, span, **where, rank=rank, iteration=iteration, step=told, **words)
+
+
+def _position(plan: Plan, folder: RunFolder, rank: int) -> tuple[int, Any]:
+    """(iteration, step) that a rank reached; the step is None if it never began one."""
     iteration, index = folder.position_of(rank)
-    step = next((s for i, s in enumerate(walk(plan)) if i == index), None)
-    if step is None:
-        return None, {"place": plan.program.path}, {"iteration": iteration, "step": "starting"}
-    words = {"iteration": iteration, "step": f"{step.op} {step.name}"}
-    source = Source(plan.program.path, text)
-    line = source.line(step.line)
-    if not line.strip():
-        return None, {"place": plan.program.path}, words
-    start = source.line_starts[step.line - 1]
-    span = Span(start + len(line) - len(line.lstrip()), start + len(line.split("#")[0].rstrip()))
-    return span, {"source": source}, words
-
-
-def _sentence(rank: int, words: dict) -> str:
-    return f"rank {rank}, iteration {words['iteration']}, at `{words['step']}`"
+    return iteration, next((s for i, s in enumerate(walk(plan)) if i == index), None)
 
 
 def _signal_name(number: Optional[int]) -> str:

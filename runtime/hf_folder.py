@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from compiler.shapes import FAMILIES
-from compiler.weights import SCORE, Piece, WeightLayout
+from compiler.weights import Piece, WeightLayout
 from rlhf_dsl.diagnostics import fault
 from runtime.transfer import check_size, clear_padding, covered_elements
+from runtime.weight_files import INDEX, SINGLE, WeightFiles
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 COMPANIONS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -27,17 +27,14 @@ COMPANIONS = (
 
 
 class HFFolder:
-    """The weights of a folder: `model.safetensors`, or shards named by its index. Opens files when they are needed.
+    """The weights of a folder, read by slices.
 
-    Raises DiagnosticError: R0130 no such folder, R0133 no weights in it, R0134 a file that cannot be read.
+    Raises DiagnosticError as `WeightFiles` does.
     """
 
     def __init__(self, path: Union[str, Path]) -> None:
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise fault("R0130", folder=path)
-        self._open_files: dict[str, Any] = {}
-        self._files = self._locate()
+        self._files = WeightFiles(path, framework="pt")
 
     @torch.no_grad()
     def read_into(self, local_tensors: Mapping[str, Tensor], weights: WeightLayout, rank: int) -> None:
@@ -56,43 +53,11 @@ class HFFolder:
             self._read(place, piece, sizes[piece.tensor])
 
     def _read(self, place: Tensor, piece: Piece, expected: tuple[int, ...]) -> None:
-        if piece.tensor == SCORE and SCORE not in self._files:
+        whole = self._files.slice(piece.tensor, expected)
+        if whole is None:
             place.zero_()
-            return
-        whole = self._slice(piece.tensor)
-        found = tuple(whole.get_shape())
-        if found != expected:
-            raise fault("R0136", place=str(self.path), tensor=piece.tensor, found=list(found), expected=list(expected))
-        place.copy_(whole[tuple(slice(a, b) for a, b in zip(piece.start, piece.stop))])
-
-    def _slice(self, tensor: str) -> Any:
-        if tensor not in self._files:
-            raise fault("R0135", place=str(self.path), tensor=tensor)
-        file = self._open(self._files[tensor])
-        try:
-            return file.get_slice(tensor)
-        except SafetensorError as error:
-            raise fault("R0135", place=str(self.path / self._files[tensor]), tensor=tensor) from error
-
-    def _open(self, file: str) -> Any:
-        if file not in self._open_files:
-            path = self.path / file
-            try:
-                self._open_files[file] = safe_open(path, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise fault("R0134", place=str(path), reason=error) from error
-        return self._open_files[file]
-
-    def _locate(self) -> dict[str, str]:
-        """File of each tensor."""
-        if (self.path / SINGLE).is_file():
-            return dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
-        if not (self.path / INDEX).is_file():
-            raise fault("R0133", place=str(self.path))
-        try:
-            return dict(json.loads((self.path / INDEX).read_text(encoding="utf-8"))["weight_map"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise fault("R0134", place=str(self.path / INDEX), reason=error) from error
+        else:
+            place.copy_(whole[tuple(slice(a, b) for a, b in zip(piece.start, piece.stop))])
 
 
 def read_config(folder: Union[str, Path]) -> dict[str, Any]:
@@ -118,8 +83,15 @@ def write_folder(
 
     tensors: canonical, whole; they are stored in their dtype, in files of at most about `shard_bytes`
     companions: a folder whose tokenizer and generation config belong to this model too
+    Raises DiagnosticError R0163 if it cannot be written.
     """
-    path = Path(path)
+    try:
+        _write_beside(Path(path), config, tensors, companions, shard_bytes)
+    except (OSError, SafetensorError) as error:
+        raise fault("R0163", place=str(path), reason=getattr(error, "strerror", None) or error) from error
+
+
+def _write_beside(path: Path, config: Mapping, tensors: Mapping[str, Tensor], companions, shard_bytes: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

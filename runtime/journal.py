@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import IO, Mapping, Optional
 
+from rlhf_dsl.diagnostics import fault
 from runtime.run_folder import RunFolder
 
 
@@ -27,8 +28,12 @@ class Journal:
 
 
 def _line(file: IO[str], value: dict) -> None:
-    file.write(json.dumps(value, ensure_ascii=False) + "\n")
-    file.flush()
+    """Raises DiagnosticError R0163 if the disk takes no more."""
+    try:
+        file.write(json.dumps(value, ensure_ascii=False) + "\n")
+        file.flush()
+    except OSError as error:
+        raise fault("R0163", place=file.name, reason=error.strerror) from error
 
 
 def read_metrics(folder: RunFolder) -> list[dict]:

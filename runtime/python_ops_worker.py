@@ -45,8 +45,9 @@ def main() -> None:
 
 def load(module: str, name: str, file: str, root: str, library: str) -> Callable:
     """The function, from its module imported below the folder `root`; `library` holds `rlhf_dsl`."""
-    sys.path.insert(0, root)
     sys.path.append(library)
+    importlib.import_module("rlhf_dsl")  # ours, before a folder of that name beside the user's module can be
+    sys.path.insert(0, root)
     loaded = importlib.import_module(module)
     if not os.path.samefile(loaded.__file__ or "", file):
         raise ImportError(f"the name `{module}` belongs to another module, {loaded.__file__}; rename {file}")

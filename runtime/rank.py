@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import IO, Any, Callable, Optional
 
 from runtime.launch import die_with_parent
 from runtime.reporter import LineReporter, PipeReporter, silent
@@ -20,8 +21,11 @@ LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe", "NCCL communicato
 LOST_PEER_WAIT_S = 5  # by then MPI has noticed the rank that really died, and ends this one
 
 
-def main(argv: Optional[list[str]] = None, launched: bool = True) -> int:
-    """Runs the plan in the folder to its end. The exit code is that of the command line; a failure aborts all ranks."""
+def main(argv: Optional[list[str]] = None, launched: bool = True, verbose: bool = False) -> int:
+    """Runs the plan in the folder to its end. The exit code is that of the command line; a failure aborts all ranks.
+
+    launched: by our launcher, which reports a failure; else the first rank that fails does, with its trace if `verbose`
+    """
     arguments = sys.argv[1:] if argv is None else argv
     if launched:
         die_with_parent()
@@ -29,24 +33,23 @@ def main(argv: Optional[list[str]] = None, launched: bool = True) -> int:
 
     comm = MPI.COMM_WORLD
     folder = RunFolder(Path(arguments[0]))
-    report = _open_channels(folder, comm.rank, launched)
+    talk = _open_channels(folder, comm.rank, launched)
+    events = PipeReporter(talk) if launched else LineReporter(talk)
     try:
-        return _run(comm, folder, report)
+        return _run(comm, folder, events if comm.rank == 0 else silent)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
-        _give_up(comm, folder, error)
+        _give_up(comm, folder, error, PipeReporter(talk) if launched else _Teller(folder, talk, verbose), launched)
         raise
 
 
-def _open_channels(folder: RunFolder, rank: int, launched: bool) -> Callable[[dict], None]:
-    """What a rank prints goes to its log; rank 0 keeps a way to the launcher or the terminal for its events."""
+def _open_channels(folder: RunFolder, rank: int, launched: bool) -> IO[str]:
+    """What a rank prints goes to its log. Returns the way to the launcher, or to the terminal."""
     talk = os.fdopen(os.dup(1 if launched else 2), "w", encoding="utf-8")
     log = os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    if rank != 0:
-        return silent
-    return PipeReporter(talk) if launched else LineReporter(talk)
+    return talk
 
 
 def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None]) -> int:
@@ -57,13 +60,15 @@ def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None]) -> int:
     from runtime.executor.executor import Executor
     from runtime.executor.models import Models
     from runtime.executor.python_calls import start_ops
-    from runtime.executor.sources import open_sources
+    from runtime.executor.sources import open_sources, with_steps
     from runtime.run import run
     from runtime.world import DistWorld, SoloWorld
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     plan = load_plan(folder.plan)
     _check_world(comm, plan)
+    sources = open_sources(plan)
+    plan = with_steps(plan, sources)
     job = meshes.start(comm)
     world = DistWorld(None, comm.rank, comm.size) if comm.size > 1 else SoloWorld()
     if comm.rank == 0:
@@ -71,7 +76,7 @@ def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None]) -> int:
     models = Models(plan, job, folder.checkpoints, lambda text: report({"event": "saved", "text": text}))
     position = Position(folder, comm.rank)
     ops = start_ops(plan)
-    executor = Executor(plan, world, models, open_sources(plan), ops, _follow(plan, position, report))
+    executor = Executor(plan, world, models, sources, ops, _follow(plan, position, report))
     models.prepare()
     finished = run(plan, folder, world, models, executor, report)
     for runner in ops.values():
@@ -109,21 +114,50 @@ def _follow(plan: Any, position: Position, report: Callable[[dict], None]) -> Ca
     return on_step
 
 
-def _give_up(comm: Any, folder: RunFolder, error: BaseException) -> None:
+def _give_up(comm: Any, folder: RunFolder, error: BaseException, tell: Callable[[dict], None], launched: bool) -> None:
+    """Says why and ends all ranks; one that only lost its peer waits for the one that knows the reason."""
+    failure = _failure(comm.rank, error)
+    print(failure["trace"], file=sys.stderr, flush=True)
+    with contextlib.suppress(Exception):  # a full disk must not keep the others waiting
+        if not _written(folder, failure) or not launched:
+            tell({"event": "failure", **failure})
+    if failure["consequence"]:
+        time.sleep(LOST_PEER_WAIT_S)
+    comm.Abort(failure["code"])
+
+
+def _written(folder: RunFolder, failure: dict[str, Any]) -> bool:
+    try:
+        folder.write_failure(failure)
+    except OSError:
+        return False
+    return True
+
+
+def _failure(rank: int, error: BaseException) -> dict[str, Any]:
     from rlhf_dsl.diagnostics import DiagnosticError
     from rlhf_dsl.render import render
 
-    trace = traceback.format_exc()
-    print(trace, file=sys.stderr, flush=True)
-    lost = not isinstance(error, DiagnosticError) and any(sign in str(error) for sign in LOST_PEER)
-    report = {"consequence": lost, "trace": trace, "kind": type(error).__name__, "text": str(error), "rendered": "", "code": EXIT_FAILED}
+    failure = {"rank": rank, "time": time.time(), "trace": traceback.format_exc(), "kind": type(error).__name__, "text": str(error)}
     if isinstance(error, DiagnosticError):
-        report |= {"rendered": render(error.diagnostics, color=False), "code": error.exit_code}
-    folder.write_failure(comm.rank, report)
-    sys.stderr.flush()
-    if lost:
-        time.sleep(LOST_PEER_WAIT_S)
-    comm.Abort(EXIT_FAILED)
+        return failure | {"consequence": False, "rendered": render(error.diagnostics), "code": error.exit_code}
+    return failure | {"consequence": any(sign in str(error) for sign in LOST_PEER), "rendered": "", "code": EXIT_FAILED}
+
+
+class _Teller:
+    """Without our launcher the first rank that knows a reason reports it."""
+
+    def __init__(self, folder: RunFolder, talk: IO[str], verbose: bool) -> None:
+        self._folder, self._talk, self._verbose = folder, talk, verbose
+
+    def __call__(self, failure: dict[str, Any]) -> None:
+        from compiler.verify import load_plan
+        from runtime.failures import report_of_failure
+
+        if failure["consequence"] or not self._folder.claim_report():
+            return
+        report = report_of_failure(load_plan(self._folder.plan), self._folder, failure)
+        print(report.text, *([report.trace] if self._verbose else []), sep="\n", file=self._talk, flush=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ def run(plan: Plan, folder: RunFolder, world: World, models: Models, executor: E
     metrics = _evaluations(plan.evals, executor)
     if metrics or not last:
         _finish(journal, report, 0, last, metrics, time.perf_counter() - began, {})
+    if requests.agreed(world) == STOP and last:
+        return False
     for number in range(1, last + 1):
         began = time.perf_counter()
         done = executor.run_iteration(number)

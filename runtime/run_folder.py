@@ -1,6 +1,7 @@
 """The folder of a run: everything that went in and everything that came out, in files a person can read.
 
     program.rlflow      the program as it ran            plan.json         the plan as it ran
+    overrides.json      what `-s` set
     metrics.jsonl       one line an iteration (truth)    trace.jsonl       seconds of each step, one line an iteration
     logs/rank-N.log     what rank N printed              state/rank-N      where rank N stands, for a report of its death
     failure-N.json      why rank N gave up               checkpoints/      one folder a saving
@@ -9,6 +10,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import struct
@@ -27,6 +30,14 @@ class RunFolder:
     @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    @property
+    def program(self) -> Path:
+        return self.path / "program.rlflow"
+
+    @property
+    def overrides(self) -> Path:
+        return self.path / "overrides.json"
 
     @property
     def metrics(self) -> Path:
@@ -52,20 +63,30 @@ class RunFolder:
         return self.path / "state" / "stop"
 
     def create(self) -> "RunFolder":
+        """Makes the folder. Raises FileExistsError if it holds a run already; only one of two at once gets it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        open(self.plan, "x").close()
         for name in ("logs", "state", "checkpoints"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+            (self.path / name).mkdir(exist_ok=True)
         return self
 
-    def write_failure(self, rank: int, report: dict[str, Any]) -> None:
-        """Whole or not at all: the launcher may read it at any time."""
-        beside = self.path / f".failure-{rank}.json"
-        beside.write_text(json.dumps({"rank": rank, "time": time.time(), **report}, ensure_ascii=False))
-        os.replace(beside, self.path / f"failure-{rank}.json")
+    def write_failure(self, report: dict[str, Any]) -> None:
+        """Of the rank `report["rank"]`. Whole or not at all: the launcher may read it at any time."""
+        beside = self.path / f".failure-{report['rank']}.json"
+        beside.write_text(json.dumps(report, ensure_ascii=False))
+        os.replace(beside, self.path / f"failure-{report['rank']}.json")
 
-    def first_failure(self) -> Optional[dict[str, Any]]:
-        """The earliest report of a rank that failed by itself, not because another was gone."""
-        reports = [json.loads(p.read_text()) for p in self.path.glob("failure-*.json")]
-        return min((r for r in reports if not r["consequence"]), key=lambda r: r["time"], default=None)
+    def claim_report(self) -> bool:
+        """True for the first who asks: that rank reports the job's failure."""
+        try:
+            open(self.path / "state" / "reported", "x").close()
+        except FileExistsError:
+            return False
+        return True
+
+    def failures(self) -> list[dict[str, Any]]:
+        """What ranks wrote down about their ends."""
+        return [json.loads(p.read_text()) for p in self.path.glob("failure-*.json")]
 
     def position_of(self, rank: int) -> tuple[int, int]:
         """(iteration, step index) that a rank reached, or (0, -1) if it never began."""
@@ -90,8 +111,10 @@ class Position:
         os.close(self._file)
 
 
-def new_run_path(root: Path, name: str) -> Path:
+def new_run_folder(root: Path, name: str) -> RunFolder:
     """`root/name-YYYYMMDD-HHMMSS`, with a suffix if that is taken."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    taken = (root / (stem + suffix) for suffix in ["", *(f"-{i}" for i in range(2, 1000))])
-    return next(p for p in taken if not p.exists())
+    for suffix in itertools.chain([""], (f"-{i}" for i in itertools.count(2))):
+        with contextlib.suppress(FileExistsError):
+            return RunFolder((root / (stem + suffix)).absolute()).create()
+    raise AssertionError("the suffixes never end")

@@ -59,7 +59,9 @@ class _Loop:
         old = self.graph.phase(self.phase)
         constants = [op for phase in (names.before(names.phase_index(self.phase)), self.phase)
                      for op in self._constants(phase)]
-        needed = {self.value_of[e] for part in self.parts.values() for e in part.constants}
+        parts = self.parts.values()
+        needed = {self.value_of[e] for part in parts for e in part.constants}
+        needed.update(self._inputs(arg for part in parts for e in part.statistics for arg in e.args))
         first = self._ancestors(needed, old)
         early = [op for op in old if op.kind == "forward" and self._is_early(op)]
         ahead = [op for op in old if op.kind in ("equation", "pyop") and op.name in first]

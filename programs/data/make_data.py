@@ -4,6 +4,9 @@
 
 sft.jsonl          prompt, answer            demonstrations by people who often err: see `demonstration`
 preferences.jsonl  prompt, chosen, rejected  a right answer and a wrong one, wrong in one of many ways
+unpaired.jsonl     prompt, response, desirable, other
+                                             one answer a row, right or wrong; `other` is the next row's answer
+text.jsonl         text                      solved sums as plain text, "17+48=65"
 prompts.jsonl      prompt, answer            for reinforcement learning
 heldout.jsonl      prompt, answer            512 sums that occur nowhere above, in neither order of their terms
 
@@ -18,6 +21,7 @@ SEED = 20240611
 HELD_OUT = 512
 DEMONSTRATIONS = 4          # per prompt
 PAIRS = 3                   # preference pairs per prompt
+UNPAIRED, TEXTS = 6000, 4000
 FORGETFUL, CARELESS = 0.60, 0.05
 
 
@@ -70,6 +74,16 @@ def wrong(rng, a, b):
             return text
 
 
+def unpaired(rng, pairs):
+    """Sums with one answer each, wrong ones as often as right ones, and the answer of the next row beside it."""
+    rows = []
+    for a, b in pairs:
+        desirable = rng.random() < 0.5
+        rows.append({"prompt": f"{a}+{b}=", "response": str(a + b) if desirable else wrong(rng, a, b), "desirable": desirable})
+    following = rows[1:] + rows[:1]
+    return [row | {"other": next_row["response"]} for row, next_row in zip(rows, following)]
+
+
 def write(path, rows):
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for row in rows:
@@ -100,6 +114,9 @@ def main(folder):
     write(folder / "preferences.jsonl", preferences)
     write(folder / "prompts.jsonl", solved(train))
     write(folder / "heldout.jsonl", solved(held_out))
+    rng = random.Random(SEED + 1)
+    write(folder / "unpaired.jsonl", unpaired(rng, rng.sample(train, UNPAIRED)))
+    write(folder / "text.jsonl", [{"text": f"{a}+{b}={a + b}"} for a, b in rng.sample(train, TEXTS)])
 
 
 if __name__ == "__main__":

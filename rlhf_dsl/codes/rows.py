@@ -54,6 +54,16 @@ CODES: tuple[Code, ...] = (
         "nothing of an empty text.",
         "remove the empty prompt (rows count from 0 in stream order), or use a tokenizer with a `bos_token`"),
     Code(
+        "R0315", "{what} has {tokens} tokens, the context of `{model}` is {context}",
+        "A model computes positions up to its context, `max_position_embeddings` of its config. A prompt must leave room for "
+        "at least one token of a response; a response from data must fit as a whole, after it was cut to the bound of its dim.",
+        "shorten or remove the row, lower the bound of the response, or use a model with a longer context", status=_BAD_FILE),
+    Code(
+        "R0316", "`{reader}.{operation}` cannot read what `{writer}` wrote: their tokenizers differ",
+        "A model reads the tokens of a response as they were written, so both need the same tokenizer. Only `score` of a "
+        "scorer takes the text instead, and encodes it with a tokenizer and template of its own.",
+        "use models with one tokenizer, or `score` of a scorer", status=_BAD_FILE),
+    Code(
         "R0320", "`{op}` cannot be loaded: {reason}",
         "At run time the module of a Python op is imported in worker processes, from the package root that the program "
         "found it in.",

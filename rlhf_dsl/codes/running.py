@@ -42,6 +42,12 @@ CODES: tuple[Code, ...] = (
         "install the package with its dependencies, or put an Open MPI `mpiexec` on the PATH", status=2,
     ),
     Code(
+        "R0111", "{ranks} ranks are too many for {cores} processor cores",
+        "A rank is a process with a model in it. On one machine a few ranks share a core, which is slow but right; a number "
+        "far beyond that exhausts the memory.",
+        "start at most {most} ranks here (`--ranks`), or run the plan on more machines with `mpiexec` or `srun`", status=2,
+    ),
+    Code(
         "R0150", "`{name}` is {value}",
         "A metric, a state or an objective came out infinite or not a number. Training on would spoil the models, so the run ends.",
         "look at what it is made of: a division by something that can be 0, an `exp` of something large, or a learning rate too high",
@@ -100,5 +106,15 @@ CODES: tuple[Code, ...] = (
         "R0162", "the feed does not fit the program: {reason}",
         "Each response needs its lengths, and each call that the program makes its numbers, in the sizes of the program's dims.",
         "calls are named as `rlflowc fmt` prints them, e.g. `actor.logprobs(y)`", status=2,
+    ),
+    Code(
+        "R0163", "this cannot be written: {reason}",
+        "Metrics are appended line by line, checkpoints are written beside their place and renamed: what is there is whole.",
+        "make room, or give another `--run-dir`; the checkpoints that were saved before are whole",
+    ),
+    Code(
+        "R0164", "{ranks} ranks are too many for this machine",
+        "A rank is a process with a Python and a torch of its own; beyond a few a core they only wait for each other.",
+        "start at most {most} here, or run the plan on a cluster: `mpiexec -n {ranks} rlflowc run PLAN`", status=2,
     ),
 )

@@ -11,13 +11,14 @@ import torch
 
 from compiler import plan as steps_of
 from compiler.plan import EvalSection, Plan, Step, UpdateLoop
-from rlhf_dsl.diagnostics import fault
+from rlhf_dsl.diagnostics import DiagnosticError, fault
 from rlhf_dsl.typed import Expr, Interner
 from runtime.data import Stream
 from runtime.evaluator import Evaluator
 from runtime.executor import generation, loading, model_calls, python_calls, reencoding, update
 from runtime.executor.models import Models
 from runtime.executor.scope import Dims, Rows, Scope
+from runtime.places import place_of
 from runtime.values import Value
 from runtime.world import World
 
@@ -63,7 +64,7 @@ class Executor:
         self.positions: dict[str, int] = {}
         self.iteration = Iteration(0)
         self._handlers = {
-            "load": self._load, "reshard": self._reshard, "generate": self._generate, "forward": self._forward,
+            "load": self._load, "reshard": self._reshard, "generate": self._generate, "reply": self._reply, "forward": self._forward,
             "equation": self._equation, "pyop": self._pyop, "keep": self._keep, "record": self._record,
             "next_state": self._next_state, "commit_states": self._commit_states, "update": self._update,
             "transfer": self._transfer, "action": self._action,
@@ -133,11 +134,13 @@ class Executor:
         """A scalar on all ranks. Raises R0150 if it is not finite."""
         number = float(self.value(scope, expr).data)
         if not math.isfinite(number):
-            raise fault("R0150", place=self.place(step), name=step.name, value=number)
+            raise self.fault_at(step, "R0150", name=step.name, value=number)
         return number
 
-    def place(self, step: Step) -> str:
-        return f"{self.plan.program.path}:{step.line}" if step.line else self.plan.program.path
+    def fault_at(self, step: Step, code: str, **words: Any) -> DiagnosticError:
+        """A fault at the line of the program that a step comes from."""
+        span, where = place_of(self.plan, step.line)
+        return fault(code, span, **where, **words)
 
     # ---- steps
 
@@ -163,6 +166,13 @@ class Executor:
         generation.generate(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, expr,
                             self.models.tokenizers[step.model], self.plan.run.seed, self.iteration.number)
         self._fill_fields(scope, expr, step.model)
+
+    def _reply(self, step: steps_of.Reply, scope: Scope) -> None:
+        expr = self.exprs[step.expr]
+        for arg in expr.args:
+            self.value(scope, arg)
+        loading.reply(self.world, scope, expr, self.models.tokenizers[step.policy])
+        self._fill_fields(scope, expr, step.policy)
 
     def _fill_fields(self, scope: Scope, response: Expr, policy: str) -> None:
         self.policies[response] = policy

@@ -65,6 +65,26 @@ def _encode(tokenizer: Tokenizer, texts: list[str], prompts, scope: Scope, colum
     return pack(rows)
 
 
+def reply(world: World, scope: Scope, expr: Expr, tokenizer: Tokenizer) -> None:
+    """The response `expr`, made of its texts, each after its prompt."""
+    dims = expr.type.dims
+    lead, bound = scope.rows.dims.sample_dims(dims), scope.rows.dims.bounds[dims[-1]]
+    prompts, texts = (_spread(scope, arg, lead) for arg in expr.args)
+    encoded = pack([(tokenizer.encode_prompt(p), *tokenizer.encode_response(t, bound)) for p, t in zip(prompts, texts)])
+    group = scope.rows.dims.group(lead)
+    announce(world, scope, expr.attr("name"), dims, encoded, [group * scope.rows_of(lead[0], r).numel() for r in range(world.size)])
+    scope.prompt_texts[expr.attr("name")] = prompts
+    scope.env[expr] = Value(dims, encoded)
+    scope.refresh()
+
+
+def _spread(scope: Scope, text: Expr, lead: tuple[str, ...]) -> list[str]:
+    """One text for each of this rank's samples."""
+    value = scope.env[text]
+    index = scope.frame.index(value.dims, lead)
+    return value.data if index is None else [value.data[i] for i in index.tolist()]
+
+
 def pack(rows: Sequence[tuple[list[int], list[int], bool]]) -> Sequences:
     """Sequences of (prompt, response, truncated)."""
     tokens = [t for prompt, response, _ in rows for t in (*prompt, *response)]

@@ -8,6 +8,8 @@ import torch
 
 from compiler.plan import OpSpec, Plan
 from rlhf_dsl.typed import Expr, PyOp
+from runtime.executor import batched_calls
+from runtime.executor.batched_calls import cells_of, kept_places
 from runtime.executor.scope import Scope
 from runtime.python_ops import OpRunner
 from runtime.sequences import Sequences
@@ -25,7 +27,8 @@ def start_ops(plan: Plan) -> dict[str, OpRunner]:
 def _pyop(name: str, spec: OpSpec) -> PyOp:
     from rlhf_dsl.ast import Span
 
-    return PyOp(name, spec.module, spec.file, spec.line, spec.args, spec.result, spec.batched, spec.timeout, spec.on_error, Span())
+    return PyOp(name, spec.module, spec.file, spec.line, spec.args, spec.result, spec.batched, spec.timeout, spec.on_error, Span(),
+                spec.result_dims)
 
 
 def fill_fields(scope: Scope, response: Expr, fields: Iterable[Expr], tokenizer: Tokenizer) -> None:
@@ -53,34 +56,26 @@ def texts(batch: Sequences, tokenizer: Tokenizer) -> list[str]:
 
 
 def call(scope: Scope, expr: Expr, runner: OpRunner, args: Mapping[int, Value]) -> Value:
-    """A Python op mapped over this rank's rows that are kept; dropped rows hold an empty value."""
+    """A Python op over this rank's rows that are kept; dropped rows hold an empty value."""
     dims = expr.type.dims
     lead = scope.rows.dims.sample_dims(dims)
-    count = scope.frame.numel(lead)
-    chosen = _kept(scope, lead, expr.attr("keep", 0), count)
+    if runner.op.batched:
+        results = batched_calls.call(scope, runner, [args[i] for i in range(len(expr.args))], lead, expr.attr("keep", 0))
+        return Value(dims, _assemble(expr, results, scope))
+    chosen = kept_places(scope, lead, expr.attr("keep", 0))
     columns = [_column(scope, args[i], lead, chosen) for i in range(len(expr.args))]
-    results = runner.call(columns, rows=_row_numbers(scope, lead, chosen)) if chosen else []
-    return Value(dims, _assemble(expr, results, chosen, count, scope, dims))
-
-
-def _kept(scope: Scope, lead: tuple[str, ...], keep: int, count: int) -> list[int]:
-    mask = scope.rows.kept_units(lead, keep) if lead and keep else None
-    if mask is None:
-        return list(range(count))
-    here = scope.rows.units(lead, scope.rows_of(lead[0], scope.rank))
-    return mask[here].nonzero().flatten().tolist()
+    lengths = None
+    if scope.frame.is_ragged(dims):
+        own = scope.frame.row_lengths(dims).tolist()
+        lengths = [own[i] for i in chosen]
+    results = runner.call(columns, _row_numbers(scope, lead, chosen), lengths) if chosen else []
+    return Value(dims, _assemble(expr, dict(zip(chosen, results)), scope))
 
 
 def _column(scope: Scope, value: Value, lead: tuple[str, ...], chosen: list[int]) -> list[Any]:
     """One argument for each chosen row: a scalar, a text, or the list of a row's own tokens' values."""
-    frame = scope.frame
-    if frame.is_ragged(value.dims):
-        cells = [part.tolist() for part in value.data.split(frame.row_lengths(value.dims).tolist())]
-        own = value.dims[:-1]
-    else:
-        cells = value.data.tolist() if isinstance(value.data, torch.Tensor) else value.data
-        own = value.dims
-    at = frame.index(own, lead)
+    own, cells = cells_of(scope, value)
+    at = scope.frame.index(own, lead)
     return [cells[i] for i in chosen] if at is None else [cells[i] for i in at[torch.tensor(chosen, dtype=torch.int64)].tolist()]
 
 
@@ -93,22 +88,13 @@ def _row_numbers(scope: Scope, lead: tuple[str, ...], chosen: list[int]) -> list
     return [int(scope.rows.position[lead[0]][rows[i // group]]) for i in chosen]
 
 
-def _assemble(expr: Expr, results: list, chosen: list[int], count: int, scope: Scope, dims: tuple[str, ...]):
-    if expr.type.elem == "text":
-        found = [""] * count
-        for place, text in zip(chosen, results):
-            found[place] = text
-        return found
+def _assemble(expr: Expr, results: Mapping[int, Any], scope: Scope):
+    """The data of a value from the results of this rank's rows, by place; what has none is empty."""
+    dims = expr.type.dims
     if scope.frame.is_ragged(dims):
-        return _assemble_tokens(results, chosen, scope, dims)
-    data = torch.zeros(count, dtype=ELEMENTS[expr.type.elem])
-    data[torch.tensor(chosen, dtype=torch.int64)] = torch.tensor(results, dtype=data.dtype)
-    return data
-
-
-def _assemble_tokens(results: list[list[float]], chosen: list[int], scope: Scope, dims: tuple[str, ...]) -> torch.Tensor:
-    lengths = scope.frame.row_lengths(dims).tolist()
-    found = [[0.0] * length for length in lengths]
-    for place, row in zip(chosen, results):
-        found[place] = row
-    return torch.tensor([x for row in found for x in row], dtype=torch.float32)
+        lengths = scope.frame.row_lengths(dims).tolist()
+        rows = [results.get(place, [0.0] * length) for place, length in enumerate(lengths)]
+        return torch.tensor([x for row in rows for x in row], dtype=ELEMENTS[expr.type.elem])
+    empty = "" if expr.type.elem == "text" else 0.0
+    found = [results.get(place, empty) for place in range(scope.frame.numel(dims))]
+    return found if expr.type.elem == "text" else torch.tensor(found, dtype=ELEMENTS[expr.type.elem])

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Iterable
 
 import torch
 
+from compiler.exprs import call_temperature
 from compiler.plan import OptimizerStep, Record, Statistics, TrainStep, UpdateLoop
 from compiler.rows import minibatch_rows, permutation
-from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.typed import Expr
 from runtime.executor import training
 from runtime.executor.scope import Scope
@@ -74,22 +74,16 @@ def _train(executor: "Executor", step: TrainStep, scope: Scope, statistics: list
         executor.value(scope, expr)
     call = training.TrainCall(
         step, calls, constants, statistics, exprs[step.partial], max(scope.rows.kept, default=0),
-        {name: temperature_of(expr) for name, expr in calls.items()})
+        {name: call_temperature(expr) for name, expr in calls.items()})
     models = executor.models
     training.train(executor.world, models.engine(step.layout), models.layouts[step.layout], scope, call)
-
-
-def temperature_of(call: Expr) -> float:
-    """The temperature at which a call is taken: its own, else that at which its response was sampled."""
-    explicit = call.attr("temperature")
-    return float(explicit if explicit is not None else call.args[0].attr("temperature", 1.0))
 
 
 def _step(executor: "Executor", step: OptimizerStep, sums: dict[str, list[float]]) -> None:
     rate, norm = executor.models.optimizer_step(step.model)
     norm = float(executor.world.reducer.all_reduce(torch.tensor([norm], dtype=torch.float64), "max"))
     if not math.isfinite(norm):
-        raise fault("R0151", place=executor.place(step), model=step.model)
+        raise executor.fault_at(step, "R0151", model=step.model)
     sums.setdefault(f"{step.model}/grad_norm", []).append(norm)
     sums.setdefault(f"{step.model}/lr", []).append(rate)
 

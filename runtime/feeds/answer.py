@@ -179,8 +179,7 @@ def _gradients(executor: FeedExecutor, model: str, entry: Optional[dict[str, Ten
     for named in executor.trains[model].calls:
         expr = executor.exprs[named.expr]
         text = call_text(expr)
-        index = executor.responses.index(expr.args[0])
-        values, counts = executor._call_value(model, expr.attr("operation"), index, True)
+        values, counts = executor.call_value(expr, True)
         mine = torch.zeros_like(values) if entry is None else entry[text]
         whole = executor.world.reducer.all_reduce(mine.detach(), "sum")
         found[text] = _nest(executor, whole, counts, expr)

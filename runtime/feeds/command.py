@@ -29,6 +29,7 @@ SHAPE = ModelShape("llama", 1, 1, 1, 1, 1, 1, 1)  # of every model: none is ther
 
 def eval_command(args: Namespace) -> int:
     """args: program, feed, set, dp, micro_batch, no_shuffle, dtype, json."""
+    torch.set_num_threads(1)  # the numbers are few: threads would only wait for each other
     feed = read_feed(args.feed)
     checked = load(args.program, {**{k: str(v) for k, v in feed.dims.items()}, **args.set})
     show(checked.warnings, args.color)

@@ -28,20 +28,20 @@ def samples_of(batch: Sequences) -> tuple[int, Tensor]:
 class FeedEngine:
     """One model.
 
-    values(operation, response number): the fed value of a call for all samples of the iteration, packed, and the number of
-    elements of each sample; `phase` says which calls are meant
-    leaves: call name -> (leaf tensor over all samples whose `grad` training fills)
+    values(operation, response number, temperature, of the update?): the fed value of a call for all samples of the iteration,
+    packed, and the number of elements of each sample
+    leaves: (operation, response number, temperature) -> tensor over all samples whose `grad` training fills
     """
 
-    def __init__(self, values: Callable[[str, int, bool], tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, values: Callable[[str, int, float, bool], tuple[Tensor, Tensor]]) -> None:
         self._values = values
         self.update = False
-        self.leaves: dict[tuple[str, int], Tensor] = {}
+        self.leaves: dict[tuple[str, int, float], Tensor] = {}
 
     def forward(self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0,
                 micro_batch: int = 0) -> dict[str, Tensor]:
         index, samples = samples_of(batch)
-        fed = {operation: self._values(operation, index, self.update) for operation in operations}
+        fed = {operation: self._values(operation, index, temperature, self.update) for operation in operations}
         return {operation: values[ragged_index(counts, samples)] for operation, (values, counts) in fed.items()}
 
     def train(self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective) -> list[dict[str, Tensor]]:
@@ -56,13 +56,13 @@ class FeedEngine:
 
     def _output(self, call: Call) -> Tensor:
         index, samples = samples_of(call.batch)
-        counts = self._values(call.operation, index, True)[1]
-        return self.leaf(call.operation, index)[ragged_index(counts, samples)]
+        counts = self._values(call.operation, index, call.temperature, True)[1]
+        return self.leaf(call.operation, index, call.temperature)[ragged_index(counts, samples)]
 
-    def leaf(self, operation: str, index: int) -> Tensor:
-        key = (operation, index)
+    def leaf(self, operation: str, index: int, temperature: float) -> Tensor:
+        key = (operation, index, temperature)
         if key not in self.leaves:
-            self.leaves[key] = self._values(operation, index, True)[0].clone().requires_grad_()
+            self.leaves[key] = self._values(*key, True)[0].clone().requires_grad_()
         return self.leaves[key]
 
     def zero_grad(self) -> None:

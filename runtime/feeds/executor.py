@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from compiler.plan import Forward, Generate, Load, Plan, PyOpCall, Reshard, TrainStep, UpdateLoop
+from compiler.exprs import call_temperature
+from compiler.plan import Forward, Generate, Load, Plan, PyOpCall, Reply, Reshard, TrainStep, UpdateLoop
 from compiler.rows import home_range
 from rlhf_dsl.builtins import call_text
 from rlhf_dsl.typed import Checked, Expr
@@ -27,7 +29,7 @@ class FeedModels:
 
     def __init__(self, plan: Plan, values) -> None:
         self.layouts = layouts_of(plan)
-        self.engines = {name: FeedEngine(lambda op, i, update, model=name: values(model, op, i, update)) for name in plan.models}
+        self.engines = {name: FeedEngine(functools.partial(values, name)) for name in plan.models}
         self.tokenizers: dict[str, None] = dict.fromkeys(plan.models)
         self.on_step = lambda model: None
 
@@ -108,6 +110,9 @@ class FeedExecutor(Executor):
         self._respond(scope, expr, expr.attr("name"))
         scope.refresh()
 
+    def _reply(self, step: Reply, scope: Scope) -> None:
+        self._generate(step, scope)
+
     def _respond(self, scope: Scope, expr: Expr, name: str) -> None:
         """A response of which only lengths, masks and perhaps texts are known."""
         lead, bound = self.dims.sample_dims(expr.type.dims) or expr.type.dims[:-1], self.plan.dims[expr.type.dims[-1]].size
@@ -150,8 +155,7 @@ class FeedExecutor(Executor):
     def fill_call(self, scope: Scope, expr: Expr) -> None:
         """A call or Python op straight from the feed, for this shard's rows."""
         if expr.op == "call":
-            index = self.responses.index(expr.args[0])
-            values, counts = self._call_value(expr.attr("model"), expr.attr("operation"), index, _is_update(expr))
+            values, counts = self.call_value(expr, _is_update(expr))
             lead = self.dims.sample_dims(expr.args[0].type.dims)
             scope.env[expr] = Value(expr.type.dims, values[ragged_index(counts, self._samples_here(scope, lead))])
             return
@@ -170,17 +174,27 @@ class FeedExecutor(Executor):
             self.feed.refuse(f"the call `{text}` is missing under `calls.{'update' if update else 'rollout'}`")
         return found
 
-    def _call_value(self, model: str, operation: str, index: int, update: bool) -> tuple[Tensor, Tensor]:
-        """(packed values, elements of each sample) of a call over all samples."""
-        key = (model, operation, index, update)
-        if key not in self._fed_calls:
-            self._fed_calls[key] = self._read_call(model, operation, self.responses[index], update)
-        return self._fed_calls[key]
+    def _call_key(self, call: Expr) -> tuple[str, str, int, float]:
+        return call.attr("model"), call.attr("operation"), self.responses.index(call.args[0]), call_temperature(call)
 
-    def _read_call(self, model: str, operation: str, response: Expr, update: bool) -> tuple[Tensor, Tensor]:
-        expr = next(e for e in self.exprs if e.op == "call" and e.attr("model") == model and e.attr("operation") == operation
-                    and e.args[0] is response)
-        text = call_text(expr)
+    def call_value(self, call: Expr, update: bool) -> tuple[Tensor, Tensor]:
+        """(packed values, elements of each sample) of a call over all samples."""
+        return self._call_value(*self._call_key(call), update)
+
+    def _call_value(self, model: str, operation: str, index: int, temperature: float,
+                    update: bool) -> tuple[Tensor, Tensor]:
+        call = (model, operation, index, temperature)
+        if (*call, update) not in self._fed_calls:
+            self._fed_calls[*call, update] = self._read_call(call, update)
+        return self._fed_calls[*call, update]
+
+    def _read_call(self, call: tuple[str, str, int, float], update: bool) -> tuple[Tensor, Tensor]:
+        """From the feed, under any of the texts in which the program writes this call."""
+        _, operation, index, _ = call
+        response = self.responses[index]
+        known = [e for e in self.exprs if e.op == "call" and e.args[0] in self.responses and self._call_key(e) == call]
+        texts = list(dict.fromkeys(map(call_text, known)))
+        text = next((t for t in texts if self.feed.call(t, update) is not None), texts[0])
         lead = self.dims.sample_dims(response.type.dims)
         rows = self.feed.flatten(self._given(text, update), [self.plan.dims[d].size for d in lead], f"calls: {text}")
         if operation in model_calls.PER_RESPONSE:
@@ -212,7 +226,7 @@ class FeedExecutor(Executor):
         found = {}
         for named in step.calls:
             expr = self.exprs[named.expr]
-            leaf = engine.leaf(expr.attr("operation"), self.responses.index(expr.args[0]))
+            leaf = engine.leaf(*self._call_key(expr)[1:])
             found[call_text(expr)] = torch.zeros_like(leaf) if leaf.grad is None else sign * leaf.grad
         self.gradients.setdefault(model, []).append(found)
         engine.zero_grad()

@@ -80,7 +80,7 @@ class Recorder(Executor):
             rows.append([[row, *([i % group] if len(dims) > 2 else [])], batch.tokens[at + prompt:at + prompt + own].tolist()])
             at += prompt + own
         everyone = MPI.COMM_WORLD.allgather(rows)
-        self.responses.setdefault(step.name, []).append([r for part in everyone for r in part])
+        self.responses.setdefault(self.exprs[step.expr].attr("name"), []).append([r for part in everyone for r in part])
 
 
 def run_plan(plan: Plan, job: meshes.Job, folder: RunFolder) -> tuple[Result, dict[str, dict[str, Tensor]]]:

@@ -99,9 +99,11 @@ class Model:
     def differentiate(self, loss: Tensor) -> None:
         """The gradient of `loss` by this model alone; other models stay as they are."""
         parameters = self.parameters()
+        if not loss.requires_grad:  # every token stood outside its clip range, say
+            loss = 0.0 * self.head.sum()
         gradients = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
         for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = gradient
+            parameter.grad = gradient.clone()  # a zero that stands for many elements is one number in memory
 
     def step(self) -> tuple[float, float]:
         """(learning rate, norm of the gradient before clipping)."""

@@ -153,9 +153,9 @@ class Oracle:
             if isinstance(statement, Train):
                 objective = scope.scalar(statement.objective)
                 self.models[statement.model].differentiate(-objective if statement.maximize else objective)
-                log(f"train{update.index + 1 if update.index else ''}/{statement.model}", float(objective))
+                log(f"train{update.index + 1 if update.index else ''}/{statement.model}", objective.item())
             elif isinstance(statement, Metric):
-                log(statement.name, float(scope.scalar(statement.expr)))
+                log(statement.name, scope.scalar(statement.expr).item())
         for train in update.trains:
             rate, norm = self.models[train.model].step()
             log(f"{train.model}/grad_norm", norm)
@@ -182,7 +182,7 @@ class Oracle:
 
     def _response_row(self, name: str, row: int) -> Response:
         column, data = self.columns[name]
-        fields, tokens = self.drawn[data.root][row][1], self.tokens[column.policy or self._only_model()]
+        fields, tokens = self.drawn[data.root][row][1], self.tokens[column.policy or self._policy()]
         bound = self.program.dims[column.type.dims[-1]].size
         ids = tokens.text(fields[column.field])
         if column.after:
@@ -192,8 +192,10 @@ class Oracle:
             ids = ids if tokens.begin() else ids[1:]
         return Response(prompt, *tokens.response(ids, bound))
 
-    def _only_model(self) -> str:
-        return next(iter(self.models))
+    def _policy(self) -> str:
+        """The model whose tokens a response of data or of given texts is made of."""
+        policies = [name for name, spec in self.program.models.items() if spec.role == "policy"]
+        return next(iter(policies or self.program.models))
 
     def _state(self, scope: Scope, expr: Expr) -> Cells:
         return {(): constant(self.states[expr.attr("name")])}
@@ -230,7 +232,7 @@ class Oracle:
 
     def _reply(self, scope: Scope, expr: Expr) -> Cells:
         prompts, texts = expr.args
-        dims, tokens = expr.type.dims, self.tokens[expr.attr("model") or self._only_model()]
+        dims, tokens = expr.type.dims, self.tokens[expr.attr("model") or self._policy()]
         bound, cells = self.program.dims[dims[-1]].size, [scope.evaluate(a) for a in expr.args]
         found = {}
         for at in scope.coordinates(dims[:-1]):
@@ -251,7 +253,7 @@ class Oracle:
 
     def _field(self, scope: Scope, expr: Expr) -> Cells:
         response, name = expr.args[0], expr.attr("field")
-        cells, model = scope.evaluate(response), response.attr("model") or self._only_model()
+        cells, model = scope.evaluate(response), response.attr("model") or self._policy()
         if name == "logprobs":
             return {(*at, i): constant(v) for at, r in cells.items() for i, v in enumerate(r.logprobs)}
         if name == "truncated":

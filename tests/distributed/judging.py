@@ -1,0 +1,156 @@
+"""Runs plans on ranks and compares what came out: with another run, or with the oracle.
+
+Tokens are equal; metrics and losses differ by at most 1e-4 max(1, |y|), gradient norms by 1e-3 of the norm, weights by 1e-4. A
+response may leave the reference where the number that drew a token lies within 1e-4 of a tie; it is then compared with the
+oracle on the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator
+
+import torch
+
+from rlhf_dsl.frontend import loads
+from rlhf_dsl.typed import Checked
+from runtime.launch import mpiexec, rank_environment
+from tests.oracle import Oracle
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+METRICS, NORMS, WEIGHTS, NEAR_TIE = 1e-4, 1e-3, 1e-4, 1e-4
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A shipped program, made small. base: the folder in `models` that its parameter names; changes: (old, new) text."""
+
+    program: str
+    base: str
+    overrides: dict[str, str]
+    changes: tuple[tuple[str, str], ...] = ()
+
+    def checked(self, plan: str, programs: Path) -> Checked:
+        """plan: a `plan:` section to go with it, or ""; programs: what `shipped_programs` made."""
+        path = programs / f"{self.program}.rlflow"
+        text = path.read_text()
+        for old, new in self.changes:
+            assert old in text
+            text = text.replace(old, new)
+        return loads(text.replace('"builtin:', '"models/') + plan, self.overrides | {"base": f"models/{self.base}"}, str(path))
+
+
+def shipped_programs(folder: Path) -> Path:
+    """A copy of the programs with their data and models, and one more: Qwen2 of random weights, with biases and a tied head."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shutil.copytree(ROOT / "programs", folder)
+    config = Qwen2Config(
+        vocab_size=104, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.15)
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.2)
+    model.save_pretrained(folder / "models" / "qwen2")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / "models" / "tiny" / name, folder / "models" / "qwen2" / name)
+    return folder
+
+
+def launch(ranks: int, folder: Path) -> None:
+    """Runs all plans in `folder` that are for this number of ranks: see `matrix.py`."""
+    command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-W", "ignore", "-m", "mpi4py", "-m", "matrix", str(folder)]
+    scratch = folder / f"scratch-{ranks}"
+    scratch.mkdir()
+    environment = {**rank_environment(ranks, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def result(folder: Path, name: str) -> dict:
+    """What the plan `name` gave, with its weights."""
+    found = json.loads((folder / f"{name}.result.json").read_text())
+    return found | {"weights": torch.load(folder / f"{name}.pt")}
+
+
+@dataclass
+class Run:
+    """metrics by iteration; tokens by response name, time and coordinates; weights by model"""
+
+    metrics: list[dict[str, float]]
+    tokens: dict[str, list[dict[tuple, list[int]]]]
+    weights: dict[str, dict[str, torch.Tensor]]
+
+    @staticmethod
+    def of_oracle(oracle: Oracle) -> "Run":
+        metrics = [i.metrics for i in oracle.run() if i.metrics]
+        tokens = {name: [{at: r.tokens for at, r in once.items()} for once in times] for name, times in oracle.generated.items()}
+        return Run(metrics, tokens, {name: w for name, w in oracle.weights().items() if oracle.models[name].optimizer})
+
+    @staticmethod
+    def of_result(found: dict) -> "Run":
+        tokens = {name: [{tuple(at): row for at, row in once} for once in times] for name, times in found["responses"].items()}
+        return Run(found["metrics"], tokens, found["weights"])
+
+    @property
+    def rows(self) -> int:
+        return sum(len(once) for times in self.tokens.values() for once in times)
+
+    def deviations(self, other: "Run") -> dict[str, float]:
+        """The largest, as shares of what is allowed."""
+        assert [m.keys() for m in self.metrics] == [m.keys() for m in other.metrics]
+        found = {"metrics": 0.0, "norms": 0.0, "weights": self._weights(other) / WEIGHTS}
+        for name, mine, right in self._pairs(other):
+            kind, allowed = ("norms", NORMS * abs(right)) if name.endswith("/grad_norm") else ("metrics", METRICS * max(1, abs(right)))
+            found[kind] = max(found[kind], abs(mine - right) / allowed if mine != right else 0.0)
+        return found
+
+    def _pairs(self, other: "Run") -> Iterator[tuple[str, float, float]]:
+        for mine, right in zip(self.metrics, other.metrics):
+            assert [name for name in mine if mine[name] is None] == [name for name in right if right[name] is None]
+            yield from ((name, mine[name], right[name]) for name in mine if mine[name] is not None)
+
+    def _weights(self, other: "Run") -> float:
+        assert self.weights.keys() == other.weights.keys()
+        pairs = ((w, other.weights[model][name]) for model, named in self.weights.items() for name, w in named.items())
+        return max((float((mine - right).abs().max()) for mine, right in pairs), default=0.0)
+
+
+@dataclass
+class Verdict:
+    """deviations: as shares of the allowed; parted: rows that left the reference at a near tie; margin: the largest of those"""
+
+    deviations: dict[str, float]
+    rows: int
+    parted: int = 0
+    margin: float = 0.0
+
+    def check(self) -> None:
+        assert self.margin <= NEAR_TIE
+        assert {kind: share for kind, share in self.deviations.items() if not share <= 1} == {}
+
+    def __str__(self) -> str:
+        shares = "  ".join(f"{self.deviations[kind]:8.4f}" for kind in ("metrics", "norms", "weights"))
+        return f"{shares}  {self.parted:4}/{self.rows}"
+
+
+HEADER = "deviations as shares of the allowed:                   metrics     norms   weights  parted rows"
+
+
+def judge(run: Run, reference: Run, checked: Checked) -> Verdict:
+    if run.tokens == reference.tokens:
+        return Verdict(run.deviations(reference), run.rows)
+    told = Oracle(checked, run.tokens)
+    replayed = Run.of_oracle(told)
+    margins = [r.margins for times in told.generated.values() for once in times for r in once.values() if r.margins]
+    return Verdict(run.deviations(replayed), run.rows, len(margins), max(map(max, margins), default=0.0))
