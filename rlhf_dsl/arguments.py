@@ -155,6 +155,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     _overrides(parser)
     _placement(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="the folder of the run; a new one in runs/ unless given")
+    parser.add_argument("--tensorboard", action="store_true", help="write the metrics for TensorBoard too, into the run folder")
 
 
 def _eval(parser: argparse.ArgumentParser) -> None:

@@ -61,6 +61,8 @@ def _make_folder(plan: Plan, text: str, args: Any) -> RunFolder:
         folder.program.write_text(text, encoding="utf-8")
         folder.overrides.write_text(json.dumps(args.set, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         folder.plan.write_text(plan.to_json(), encoding="utf-8")
+        if args.tensorboard:
+            folder.tensorboard.mkdir()
     except OSError as error:
         place = args.run_dir or str(RUNS)
         if isinstance(error, FileExistsError) and Path(place).is_dir():

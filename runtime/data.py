@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import math
@@ -13,6 +14,8 @@ import numpy as np
 
 from rlhf_dsl.diagnostics import DiagnosticError, fault, listing
 from runtime import draws
+
+ENTRY_POINTS = "rlflow.data"
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,18 @@ class Table:
 
 
 def open_table(kind: str, path, fields: Sequence[Field]) -> Table:
-    """Reads and checks the columns of a source. kind: "jsonl", "parquet", or "hf" (a local folder of a data set).
+    """Reads and checks the columns of a source.
+
+    kind: "jsonl", "parquet", "hf" (a local folder of a data set), or one that an installed package brings
 
     Raises R0300 (missing or unreadable), R0301 (a line that is not a JSON object), R0302 (missing column),
     R0303 (a value of another type), R0304 (no rows). The place names file and line or row.
     """
     path = Path(path)
-    if not path.exists():
+    if kind in _READERS and not path.exists():
         raise fault("R0300", place=str(path), reason="there is no such file or folder")
     names = list(dict.fromkeys(f.name for f in fields))
-    columns = _READERS[kind](path, fields, names)
+    columns = _READERS.get(kind, _read_package(kind))(path, fields, names)
     size = len(columns[names[0]])
     if not size:
         raise fault("R0304", place=str(path))
@@ -101,15 +106,18 @@ class Stream:
 def _read_jsonl(path: Path, fields: Sequence[Field], names: list[str]) -> dict[str, list]:
     columns: dict[str, list] = {name: [] for name in names}
     for number, row in _json_rows(path):
-        for field in fields:
-            if field.name not in row:
-                raise _missing(f"{path}:{number}", field.name, list(row))
-        for name in names:
-            columns[name].append(row[name])
-        for field in fields:
-            if not _CHECKS[field.elem](row[field.name]):
-                raise _wrong_type(f"{path}:{number}", field, row[field.name])
+        _append_row(columns, f"{path}:{number}", row, fields)
     return _as_numbers(columns, fields)
+
+
+def _append_row(columns: dict[str, list], place: str, row: dict, fields: Sequence[Field]) -> None:
+    for field in fields:
+        if field.name not in row:
+            raise _missing(place, field.name, list(row))
+        if not _CHECKS[field.elem](row[field.name]):
+            raise _wrong_type(place, field, row[field.name])
+    for name in columns:
+        columns[name].append(row[name])
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict]]:
@@ -166,6 +174,23 @@ def _read_folder(path: Path, fields: Sequence[Field], names: list[str]) -> dict[
             return {name: [value for part in parts for value in part[name]] for name in names}
     raise fault("R0300", place=str(path), reason="it is not a folder with `.parquet` or `.jsonl` files",
                 help="save the data set into a folder as Parquet (`dataset.to_parquet(file)`)")
+
+
+def _read_package(kind: str) -> Callable:
+    """The reader of a source that an installed package brings: entry point `KIND` of the group `rlflow.data`.
+
+    It names a function that takes the path and gives one dict a row.
+    """
+    def read(path: Path, fields: Sequence[Field], names: list[str]) -> dict[str, list]:
+        found = list(importlib.metadata.entry_points(group=ENTRY_POINTS, name=kind))
+        if not found:
+            raise fault("R0300", place=str(path), reason=f"no installed package brings the source `{kind}`")
+        columns: dict[str, list] = {name: [] for name in names}
+        for number, row in enumerate(found[0].load()(str(path)), 1):
+            _append_row(columns, f"{path}: row {number}", row, fields)
+        return _as_numbers(columns, fields)
+
+    return read
 
 
 _READERS: dict[str, Callable] = {"jsonl": _read_jsonl, "parquet": _read_parquet, "hf": _read_folder}

@@ -1,8 +1,12 @@
-"""What a run writes down as it goes: `metrics.jsonl`, which is the truth, and `trace.jsonl`, where the time went."""
+"""What a run writes down as it goes: `metrics.jsonl`, which is the truth, and `trace.jsonl`, where the time went.
+
+With `--tensorboard` the metrics go there once more.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import IO, Mapping, Optional
 
 from rlhf_dsl.diagnostics import fault
@@ -15,16 +19,32 @@ class Journal:
     def __init__(self, folder: RunFolder) -> None:
         self._metrics = open(folder.metrics, "a", encoding="utf-8")
         self._trace = open(folder.trace, "a", encoding="utf-8")
+        self._board = _tensorboard(folder.tensorboard) if folder.tensorboard.is_dir() else None
 
     def write(self, iteration: int, metrics: Mapping[str, Optional[float]], seconds: float, steps: Mapping[str, float]) -> None:
         """seconds: of the whole iteration; steps: of each step by name, where a loop's own time includes what is in it."""
         _line(self._metrics, {"iteration": iteration, "seconds": round(seconds, 4), "metrics": dict(metrics)})
         _line(self._trace, {"iteration": iteration, "seconds": round(seconds, 4),
                             "steps": {name: round(spent, 5) for name, spent in steps.items()}})
+        if self._board is not None:
+            self._show(iteration, metrics)
+
+    def _show(self, iteration: int, metrics: Mapping[str, Optional[float]]) -> None:
+        for name, value in metrics.items():
+            if value is not None:
+                self._board.add_scalar(name, value, iteration)
+        self._board.flush()
 
     def close(self) -> None:
         self._metrics.close()
         self._trace.close()
+
+
+def _tensorboard(path: Path):
+    """A writer of event files; the library is imported for runs that ask for them alone."""
+    from tensorboard.summary import Writer
+
+    return Writer(str(path))
 
 
 def _line(file: IO[str], value: dict) -> None:

@@ -15,6 +15,7 @@ from compiler.wellformed import shape_of
 from rlhf_dsl.diagnostics import Diagnostic, DiagnosticError, fault
 from runtime.data import Stream, Table
 from runtime.executor.sources import open_sources
+from runtime.places import place_of
 from runtime.tokenizer import Tokenizer
 from runtime.weight_files import WeightFiles
 
@@ -22,7 +23,12 @@ READS_TEXT = ("score",)  # operations that take a response in another tokenizer'
 
 
 def check(plan: Plan) -> None:
-    """Raises DiagnosticError (exit code 2) with a fault of each source and each model that has one."""
+    """Raises DiagnosticError with a fault of each source and each model that has one (exit code 2).
+
+    Before that, R0112 if the plan has nothing to do.
+    """
+    if not (plan.run.steps or plan.run.epochs or plan.evals):
+        raise fault("R0112", place=plan.program.path)
     folders = {name: resolve_model(spec.source, plan.program.folder) for name, spec in plan.models.items()}
     streams: dict[str, Stream] = {}
     tokenizers: dict[Path, Tokenizer] = {}
@@ -71,8 +77,8 @@ def _check_readable(plan: Plan, call: ExprRow, tokenizers: dict[str, Tokenizer])
     writer = _writer(plan, response)
     if writer is None or call.attrs["operation"] in READS_TEXT or tokenizers[writer].identity == tokenizers[model].identity:
         return
-    words = {"reader": model, "writer": writer, "operation": call.attrs["operation"]}
-    raise fault("R0316", place=_line(plan, call.line), **words)
+    span, where = place_of(plan, call.line)
+    raise fault("R0316", span, **where, reader=model, writer=writer, operation=call.attrs["operation"])
 
 
 def _writer(plan: Plan, response: ExprRow) -> str | None:
@@ -81,10 +87,6 @@ def _writer(plan: Plan, response: ExprRow) -> str | None:
         return response.attrs["model"]
     policies = {c.name: c.policy for spec in plan.data for c in spec.columns}
     return policies.get(response.attrs.get("column")) or None
-
-
-def _line(plan: Plan, line: int) -> str:
-    return f"{plan.program.path}:{line}" if line else plan.program.path
 
 
 # ---- lengths -------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ class Job:
 
     def scratch(self) -> Path:
         """The folder for the shared memory of the ranks."""
-        return Path(self.rank(0).environ()["PRTE_MCA_prte_tmpdir_base"])
+        return Path(self.rank(0).environ()["OMPI_MCA_btl_sm_backing_directory"])
 
 
 def judge_step(folder: RunFolder) -> int:

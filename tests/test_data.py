@@ -113,3 +113,19 @@ def test_stream_longer_than_several_passes_and_first():
     assert stream.first(2)[1].tolist() == [0, 1]
     with pytest.raises(DiagnosticError, match="R0305"):
         stream.first(4)
+
+
+def test_a_package_brings_a_source(tmp_path, monkeypatch):
+    (tmp_path / "counting.py").write_text("def rows(path):\n    return ({'prompt': f'{path} {i}'} for i in range(3))\n")
+    info = tmp_path / "counting-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlflow.data]\ncounting = counting:rows\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table = open_table("counting", "up", [Field("prompt")])
+    assert table.columns["prompt"] == ["up 0", "up 1", "up 2"]
+
+
+def test_a_source_that_no_package_brings(tmp_path):
+    with pytest.raises(DiagnosticError, match="no installed package brings the source `counting`"):
+        open_table("counting", "up", [Field("prompt")])

@@ -1,7 +1,7 @@
 """Transcripts of the command line: pages of Markdown whose commands are run, with what they must print.
 
 A page is one working directory, in its order. A block ```` ```python judge.py ```` writes a file into it. In a
-```` ```console ```` block a line `$ COMMAND` is run by a shell, and the lines below it are all that it prints, standard
+```` ```console ```` block a line `$ COMMAND` (and `> ` lines that go on) is run by a shell, and the lines below it are all that it prints, standard
 error with standard output; `exit: N` closes it where N is not 0. In them `...` stands for any text in a line, and a
 line `...` for any lines.
 """
@@ -42,9 +42,13 @@ def commands(text: str, first: int) -> Iterator[Command]:
     lines = text.split("\n")
     starts = [i for i, line in enumerate(lines) if line.startswith("$ ")]
     for start, stop in zip(starts, [*starts[1:], len(lines)]):
-        body = "\n".join(lines[start + 1:stop]).strip("\n")
+        more = 1
+        while lines[start + more].startswith("> "):
+            more += 1
+        command = "\n".join(line[2:] for line in lines[start:start + more])
+        body = "\n".join(lines[start + more:stop]).strip("\n")
         found = re.search(r"(?:^|\n)exit: (\d+)$", body)
-        yield Command(first + start, lines[start][2:], (body[:found.start()] if found else body).strip("\n"), int(found[1]) if found else 0)
+        yield Command(first + start, command, (body[:found.start()] if found else body).strip("\n"), int(found[1]) if found else 0)
 
 
 def matches(expected: str, printed: str) -> bool:

@@ -48,6 +48,12 @@ CODES: tuple[Code, ...] = (
         "start at most {most} ranks here (`--ranks`), or run the plan on more machines with `mpiexec` or `srun`", status=2,
     ),
     Code(
+        "R0112", "there is nothing to run",
+        "A run makes `steps` iterations, or as many as `epochs` takes, and evaluates the `eval` sections. The program has "
+        "none of them.",
+        "say how long: a section `run:` with `steps = 100`, or `-s run.steps=100`", status=1,
+    ),
+    Code(
         "R0150", "`{name}` is {value}",
         "A metric, a state or an objective came out infinite or not a number. Training on would spoil the models, so the run ends.",
         "look at what it is made of: a division by something that can be 0, an `exp` of something large, or a learning rate too high",

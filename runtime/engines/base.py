@@ -63,11 +63,11 @@ class Engine(Protocol):
     """A model that computes its operations and, if it has an optimizer, trains."""
 
     def forward(
-        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0, micro_batch: int = 0
+        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0, runs: Sequence[tuple[int, int]] = ()
     ) -> Optional[dict[str, Tensor]]:
         """The operations on `batch` by one forward pass, without gradients.
 
-        micro_batch: sequences in one pass through the model; 0 = all
+        runs: (start, stop) of the sequences that go through the model together, one after the other over the batch; () = all
         Returns f32 by operation on the last pipeline stage (the same on each tensor-parallel rank), None elsewhere:
         [k] for an operation per token, own tokens in the order of the batch, [n] for one per response.
         """

@@ -63,9 +63,9 @@ class MegatronEngine:
     # ---- computing
 
     def forward(
-        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0, micro_batch: int = 0
+        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0, runs: Sequence[tuple[int, int]] = ()
     ) -> Optional[dict[str, Tensor]]:
-        parts = _cut(batch, micro_batch or max(len(batch), 1))
+        parts = [batch] if len(runs) < 2 else [batch.select(torch.arange(start, stop)) for start, stop in runs]
         calls = [{operation: Call(operation, part, temperature) for operation in operations} for part in parts]
         with torch.no_grad(), using(self._groups):
             outputs = self._run(calls, self._collect, forward_only=True, collect_non_loss_data=True)
@@ -177,9 +177,3 @@ class _AgreedShapes(P2PCommunicator):
 
     def _communicate_shapes(self, tensor_send_next, tensor_send_prev, recv_prev: bool, recv_next: bool):
         return next(self._activations) if recv_prev else None, next(self._gradients) if recv_next else None
-
-
-def _cut(batch: Sequences, rows: int) -> list[Sequences]:
-    if rows >= len(batch):
-        return [batch]
-    return [batch.select(part) for part in torch.arange(len(batch)).split(rows)]

@@ -15,7 +15,7 @@ from rlhf_dsl.diagnostics import DiagnosticError, fault
 from rlhf_dsl.typed import Expr, Interner
 from runtime.data import Stream
 from runtime.evaluator import Evaluator
-from runtime.executor import generation, loading, model_calls, python_calls, reencoding, update
+from runtime.executor import generation, loading, model_calls, python_calls, reencoding, refill, update
 from runtime.executor.models import Models
 from runtime.executor.scope import Dims, Rows, Scope
 from runtime.places import place_of
@@ -148,7 +148,8 @@ class Executor:
         source = next(d for d in self.plan.data if d.root == step.name)
         stream, size = self.sources[step.name], self.plan.dims[step.name].size
         in_eval = any(step.name in section.roots for section in self.plan.evals)
-        drawn = stream.first(size) if in_eval else stream.rows(self.positions.get(step.name, 0), size)
+        at = self.positions.get(step.name, 0) + scope.rows.drawn.get(step.name, 0)
+        drawn = stream.first(size) if in_eval else stream.rows(at, size)
         exprs = {c: self.data_exprs[c] for c in step.columns if c in self.data_exprs}
         loading.load(self.world, scope, step.name, stream.table, drawn, source.columns, exprs, self.models.tokenizers)
         for column in source.columns:
@@ -199,13 +200,14 @@ class Executor:
         scope.env[expr] = python_calls.call(scope, expr, self.ops[expr.attr("name")], args)
 
     def _keep(self, step: steps_of.KeepRows, scope: Scope) -> None:
-        mask = self.value(scope, self.exprs[step.expr])
-        group = self.dims.group(mask.dims)
-        counts = [group * scope.rows_of(mask.dims[0], rank).numel() for rank in range(self.world.size)]
-        scope.rows.kept[step.index] = self.world.all_gather(mask.data.bool(), counts)
-        scope.rows.keep_dims[step.index] = mask.dims
-        scope.keeps[step.index] = Value(mask.dims, mask.data.bool())
-        self.iteration.skipped |= not bool(scope.rows.kept_units(mask.dims, step.index).any())
+        refill.keep(self, step, scope)
+        if step.refill and not scope.rows.drawn:
+            self._refill(step, scope)
+        if not scope.rows.drawn:
+            self.iteration.skipped |= not refill.kept_rows(scope, step.index)
+
+    def _refill(self, step: steps_of.KeepRows, scope: Scope) -> None:
+        refill.refill(self, step, scope)
 
     def _record(self, step: steps_of.Record, scope: Scope) -> None:
         expr = self.exprs[step.expr]

@@ -14,7 +14,7 @@ from runtime.engines.sampling import SamplingOptions
 from runtime.exchange import Route, move_rows
 from runtime.executor.loading import set_lengths
 from runtime.executor.model_calls import home_units
-from runtime.executor.scope import Scope, places
+from runtime.executor.scope import Scope, gather, places
 from runtime.sequences import Sequences, ragged_index
 from runtime.tokenizer import Tokenizer
 from runtime.values import Value
@@ -39,7 +39,7 @@ def generate(world: World, engine, layout: ModelLayout, scope: Scope, expr: Expr
     samples = rows.dims.group(lead) // rows.dims.group(unit)
     keep = expr.attr("keep", 0)
     local = [tokenizer.encode_prompt(text) for text in scope.env[prompts].data]
-    lengths = _prompt_lengths(world, scope, unit, local)
+    lengths = gather(world, scope, unit, torch.tensor([len(p) for p in local], dtype=torch.int64))
     units = rows.units(unit, scope.all_rows(unit[0]))
     mask = rows.kept_units(unit, keep)
     units = units if mask is None else units[mask[units]]
@@ -58,13 +58,6 @@ def generate(world: World, engine, layout: ModelLayout, scope: Scope, expr: Expr
     scope.prompt_texts[name] = [text for text in scope.env[prompts].data for _ in range(samples)]
     scope.env[expr] = _come_home(world, scope, expr, layout, units, wants, samples, lengths, drawn)
     scope.refresh()
-
-
-def _prompt_lengths(world: World, scope: Scope, unit: tuple[str, ...], local: list[list[int]]) -> Tensor:
-    """int64 over all units: tokens of each prompt."""
-    group = scope.rows.dims.group(unit)
-    counts = [group * scope.rows_of(unit[0], rank).numel() for rank in range(world.size)]
-    return world.all_gather(torch.tensor([len(p) for p in local], dtype=torch.int64), counts)
 
 
 def _shares(units: Tensor, layout: ModelLayout, size: int) -> tuple[Tensor, ...]:

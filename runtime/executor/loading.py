@@ -12,7 +12,7 @@ from compiler.plan import ColumnSpec
 from compiler.rows import home_range
 from rlhf_dsl.typed import Expr
 from runtime.data import Table
-from runtime.executor.scope import Scope
+from runtime.executor.scope import Scope, gather
 from runtime.sequences import Sequences
 from runtime.tokenizer import Tokenizer
 from runtime.values import Value
@@ -41,13 +41,9 @@ def load(world: World, scope: Scope, root: str, table: Table, drawn: tuple[np.nd
         after = next((c.field for c in columns if c.name == column.after), None)
         encoded = _encode(tokenizers[column.policy], mine[column.field], mine[after] if after else None, scope, column)
         scope.prompt_texts[column.name] = list(mine[after]) if after else [""] * len(encoded)
-        announce(world, scope, column.name, tuple(column.dims), encoded, [len(r) for r in _home_ranges(len(indices), world)])
+        announce(world, scope, column.name, tuple(column.dims), encoded)
         scope.env[exprs[column.name]] = Value(tuple(column.dims), encoded)
     scope.refresh()
-
-
-def _home_ranges(n: int, world: World) -> list[range]:
-    return [range(*home_range(n, world.size, rank)) for rank in range(world.size)]
 
 
 def _plain(values: list, elem: str):
@@ -71,8 +67,7 @@ def reply(world: World, scope: Scope, expr: Expr, tokenizer: Tokenizer) -> None:
     lead, bound = scope.rows.dims.sample_dims(dims), scope.rows.dims.bounds[dims[-1]]
     prompts, texts = (_spread(scope, arg, lead) for arg in expr.args)
     encoded = pack([(tokenizer.encode_prompt(p), *tokenizer.encode_response(t, bound)) for p, t in zip(prompts, texts)])
-    group = scope.rows.dims.group(lead)
-    announce(world, scope, expr.attr("name"), dims, encoded, [group * scope.rows_of(lead[0], r).numel() for r in range(world.size)])
+    announce(world, scope, expr.attr("name"), dims, encoded)
     scope.prompt_texts[expr.attr("name")] = prompts
     scope.env[expr] = Value(dims, encoded)
     scope.refresh()
@@ -95,11 +90,10 @@ def pack(rows: Sequence[tuple[list[int], list[int], bool]]) -> Sequences:
         truncated=torch.tensor([cut for _, _, cut in rows], dtype=torch.bool))
 
 
-def announce(world: World, scope: Scope, name: str, dims: tuple[str, ...], local: Sequences, counts: Sequence[int]) -> None:
-    """Makes the lengths of a response known to all ranks. counts: by rank, its sequences."""
+def announce(world: World, scope: Scope, name: str, dims: tuple[str, ...], local: Sequences) -> None:
+    """Makes the lengths of a response known to all ranks."""
     facts = torch.stack([local.prompt_lengths, local.response_lengths, local.own_lengths], 1)
-    known = world.all_gather(facts.flatten(), [3 * n for n in counts]).view(-1, 3)
-    set_lengths(scope, name, dims, known)
+    set_lengths(scope, name, dims, gather(world, scope, scope.rows.dims.sample_dims(dims), facts))
     has_own = torch.tensor(float(local.own is not None))
     scope.rows.own[name] = bool(world.reducer.all_reduce(has_own, "max"))
 

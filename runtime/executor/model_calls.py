@@ -45,6 +45,10 @@ class Split:
             return self.units[:0]
         return self.shards[self.layout.coordinates(rank).dp]
 
+    def my_runs(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """The micro-batches of `rank` in `mine(rank)`."""
+        return self.runs[self.layout.coordinates(rank).dp] if rank in self.layout else ()
+
     def wants(self, size: int, last_stage: bool = False) -> tuple[Tensor, ...]:
         """For each of `size` ranks, the units it shall get; with `last_stage`, only ranks that compute results get some."""
         def wanted(rank: int) -> Tensor:
@@ -164,13 +168,14 @@ def forward(world: World, engine: Engine | None, layout: ModelLayout, scope: Sco
     calls = [exprs[c.name] for c in step.calls]
     keep = min(c.attr("keep", 0) for c in calls)
     sequences = SequenceColumns(rows, response, unit)
-    split = split_units(scope, layout, unit, keep, sequence_lengths(rows, sequences.name, unit, unit))
+    cost = sequence_lengths(rows, sequences.name, unit, unit)
+    split = split_units(scope, layout, unit, keep, cost, step.micro_batch, step.tokens)
     moved = move_rows(world, home_route(scope, split, world.size), sequences.columns(scope.env[response].data))
     outputs = None
     if engine is not None:
         batch = sequences.assemble(moved, split.mine(world.rank))
         operations = tuple(dict.fromkeys(c.attr("operation") for c in calls))
-        outputs = engine.forward(batch, operations, step.temperature, step.micro_batch)
+        outputs = engine.forward(batch, operations, step.temperature, split.my_runs(world.rank))
     results = [outputs[c.attr("operation")] if outputs else torch.zeros(0) for c in calls]
     for expr, value in zip(calls, bring_home(world, scope, split, [c.type.dims for c in calls], results)):
         scope.env[expr] = value

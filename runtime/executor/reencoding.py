@@ -8,7 +8,7 @@ from rlhf_dsl.typed import Expr, Interner
 from runtime.executor.loading import pack
 from runtime.executor.model_calls import response_name
 from runtime.executor.python_calls import texts
-from runtime.executor.scope import Scope
+from runtime.executor.scope import Scope, gather
 from runtime.tokenizer import Tokenizer
 from runtime.values import Value
 from runtime.world import World
@@ -36,10 +36,8 @@ def _reencode(world: World, scope: Scope, response: Expr, again: Expr, written: 
     prompts = scope.prompt_texts[response_name(response)]
     # The bound of the dim counts the policy's tokens; here the whole text is read.
     made = pack([(read.encode_prompt(p), *read.encode_response(t, len(t.encode()) + 2)) for p, t in zip(prompts, texts(batch, written))])
-    lead = rows.dims.sample_dims(dims)
-    counts = [2 * rows.dims.group(lead) * scope.rows_of(lead[0], rank).numel() for rank in range(world.size)]
     facts = torch.stack([made.prompt_lengths, made.response_lengths], 1)
-    known = world.all_gather(facts.flatten(), counts).view(-1, 2)
+    known = gather(world, scope, rows.dims.sample_dims(dims), facts)
     name = again.attr("name")
     rows.prompt_lengths[name], rows.response_lengths[name] = known[:, 0].contiguous(), known[:, 1].contiguous()
     rows.own[name] = False

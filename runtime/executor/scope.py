@@ -21,6 +21,7 @@ from compiler.rows import home_range
 from rlhf_dsl.typed import Expr
 from runtime.sequences import Sequences, ragged_index
 from runtime.values import Frame, Value
+from runtime.world import World
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Rows:
     """What all ranks know of an iteration's rows.
 
     size: root dim → number of rows; position: their places in the data stream (int64)
+    loads: root dim → rows that one load brings, where `refill` drew several; drawn: those of the iteration before these
     lengths: ragged dim → own tokens of each sample, int64 over all rows
     prompt_lengths, response_lengths: response name → int64 over all samples; own: responses with tokens that are not the model's
     kept: keep index → bool over the units of `keep_dims[index]`: what keeps 1..index leave
@@ -64,6 +66,8 @@ class Rows:
     dims: Dims
     size: dict[str, int] = field(default_factory=dict)
     position: dict[str, Tensor] = field(default_factory=dict)
+    loads: dict[str, int] = field(default_factory=dict)
+    drawn: dict[str, int] = field(default_factory=dict)
     lengths: dict[str, Tensor] = field(default_factory=dict)
     prompt_lengths: dict[str, Tensor] = field(default_factory=dict)
     response_lengths: dict[str, Tensor] = field(default_factory=dict)
@@ -169,17 +173,21 @@ class Scope:
 
     def rows_of(self, root: str, rank: int) -> Tensor:
         """The scope's rows whose home is `rank`, ascending."""
-        start, stop = home_range(self.rows.size[root], self.shards, rank)
+        loaded = self.rows.loads.get(root, self.rows.size[root])
+        start, stop = home_range(loaded, self.shards, rank)
         rows = self.all_rows(root)
-        return rows[(rows >= start) & (rows < stop)]
+        place = rows % loaded if loaded < self.rows.size[root] else rows
+        return rows[(place >= start) & (place < stop)]
 
     def home_of(self, root: str) -> Tensor:
         """int64 [rows of the iteration]: the rank that holds each."""
-        owner = torch.empty(self.rows.size[root], dtype=torch.int64)
+        size = self.rows.size[root]
+        loaded = self.rows.loads.get(root, size)
+        owner = torch.empty(loaded, dtype=torch.int64)
         for rank in range(self.shards):
-            start, stop = home_range(self.rows.size[root], self.shards, rank)
+            start, stop = home_range(loaded, self.shards, rank)
             owner[start:stop] = rank
-        return owner
+        return owner.repeat(size // loaded) if loaded else owner
 
     def refresh(self) -> None:
         """The local frame, after roots or lengths became known."""
@@ -238,6 +246,17 @@ def spread_units(value: Value, rows: Rows, unit: tuple[str, ...], numbers: Tenso
         return value.data
     counts = rows.element_counts(value.dims, unit[:1])[numbers]
     return value.data[ragged_index(counts, torch.arange(numbers.numel()).repeat_interleave(rows.dims.group(unit)))]
+
+
+def gather(world: World, scope: Scope, unit: tuple[str, ...], local: Tensor) -> Tensor:
+    """What each rank has for its units ([units here, ..]), of all units of the iteration, on all ranks."""
+    rows = scope.rows
+    numbers = [rows.units(unit, scope.rows_of(unit[0], rank)) for rank in range(world.size)]
+    width = prod(local.shape[1:])
+    arrived = world.all_gather(local.flatten(), [width * n.numel() for n in numbers]).view(-1, *local.shape[1:])
+    whole = torch.empty_like(arrived)
+    whole[torch.cat(numbers)] = arrived
+    return whole
 
 
 def places(within: Tensor, chosen: Tensor) -> Tensor:

@@ -94,8 +94,7 @@ def _part(world: World, layout: ModelLayout, scope: Scope, call: TrainCall, root
         moved = move_rows(world, route, column.columns(scope.env[response].data))
         sequences[column.name] = column.assemble(moved, mine)
     constants, keeps = _constants(world, scope, call, root, split)
-    runs = split.runs[layout.coordinates(world.rank).dp] if world.rank in layout else ()
-    return Part(split, mine, runs, sequences, constants, keeps)
+    return Part(split, mine, split.my_runs(world.rank), sequences, constants, keeps)
 
 
 def _constants(world: World, scope: Scope, call: TrainCall, root: str, split: Split) -> tuple[dict, dict]:

@@ -39,7 +39,7 @@ class FeedEngine:
         self.leaves: dict[tuple[str, int, float], Tensor] = {}
 
     def forward(self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0,
-                micro_batch: int = 0) -> dict[str, Tensor]:
+                runs: Sequence[tuple[int, int]] = ()) -> dict[str, Tensor]:
         index, samples = samples_of(batch)
         fed = {operation: self._values(operation, index, temperature, self.update) for operation in operations}
         return {operation: values[ragged_index(counts, samples)] for operation, (values, counts) in fed.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from compiler.exprs import call_temperature
-from compiler.plan import Forward, Generate, Load, Plan, PyOpCall, Reply, Reshard, TrainStep, UpdateLoop
+from compiler.plan import Forward, Generate, KeepRows, Load, Plan, PyOpCall, Reply, Reshard, TrainStep, UpdateLoop
 from compiler.rows import home_range
 from rlhf_dsl.builtins import call_text
 from rlhf_dsl.typed import Checked, Expr
@@ -207,6 +207,9 @@ class FeedExecutor(Executor):
     def _forward(self, step: Forward, scope: Scope) -> None:
         self.models.engines[step.model].update = _is_update(self.exprs[step.calls[0].expr])
         super()._forward(step, scope)
+
+    def _refill(self, step: KeepRows, scope: Scope) -> None:
+        """The feed has no further rows."""
 
     def _readable(self, scope: Scope, response: Expr, model: str) -> Expr:
         return response

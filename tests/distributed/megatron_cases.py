@@ -201,10 +201,15 @@ def compare(
     return {"results": results, "norm": norm, "weights": weights_difference(engine, expected.trained)}
 
 
+def cuts(count: int, rows_each: int) -> list[tuple[int, int]]:
+    """Runs of `rows_each` sequences."""
+    return [(start, min(start + rows_each, count)) for start in range(0, count, rows_each)]
+
+
 def results_difference(
     engine: MegatronEngine, scenario: Scenario, expected: Expected, mine: Sequences, first: int, rows_each: int
 ) -> float:
-    got = engine.forward(mine, scenario.operations, TEMPERATURE, micro_batch=rows_each)
+    got = engine.forward(mine, scenario.operations, TEMPERATURE, cuts(len(mine), rows_each))
     assert (got is not None) == (engine.layout.coordinates(comm.rank).pp == engine.layout.pp - 1)
     differences = [torch.zeros(1)]
     for name, values in (got or {}).items():

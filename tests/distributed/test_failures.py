@@ -91,7 +91,7 @@ def test_mpiexec_gives_one_report_of_a_failure(desk):
     code, talk = job.end(240)
     assert code == 4 and talk.count("error[R") == 1 and "Traceback" not in talk, talk
     assert "error[R0321]: `judge` raised ValueError: sleep length must be non-negative on row" in talk
-    assert "iteration 1, step `pyop r` (small.rlflow:20)" in talk
+    assert "iteration 1, step `pyop r` (small.rlflow:21)" in talk
 
 
 # ---- ends by force
@@ -106,7 +106,7 @@ def test_a_killed_rank_ends_the_job_with_one_report(desk):
     assert time.monotonic() - began < ENDS_WITHIN_S and not job.left() and not scratch.exists()
     assert code == 4 and talk.count("error[") == 1 and "Traceback" not in talk, talk
     assert "error[R0153]: rank 1 died of SIGKILL in iteration 1, at `pyop r`" in talk
-    assert "small.rlflow:20:5" in talk and "20 │     r          = judge(y.text, answer, wait)" in talk
+    assert "small.rlflow:21:5" in talk and "21 │     r          = judge(y.text, answer, wait)" in talk
 
 
 def test_a_killed_launcher_takes_its_ranks_along(desk):

@@ -137,9 +137,11 @@ class Oracle:
                     self._minibatch(update, Scope(self.program.dims, {**outer.rows, **rows}, self._leaf, outer), logs)
         self.current.metrics |= {name: sum(values) / len(values) for name, values in logs.items()}
 
+    def _order(self, root: str, epoch: int, rows: int) -> list[int]:
+        return permuted(rows, self.seed, root, self.current.number, epoch)
+
     def _cuts(self, scope: Scope, root: str, epoch: int, k: int) -> list[list[int]]:
-        order = permuted(len(scope.rows[root]), self.seed, root, self.current.number, epoch)
-        order = [row for row in order if scope.kept({root: row}, len(scope.keeps))]
+        order = [row for row in self._order(root, epoch, len(scope.rows[root])) if scope.kept({root: row}, len(scope.keeps))]
         runs: list[list[int]] = [[] for _ in range(k)]
         for place, row in enumerate(order):
             runs[place * k // len(order)].append(row)

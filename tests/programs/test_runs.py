@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from compiler.compile import compile_program
-from rlhf_dsl.frontend import load
+from rlhf_dsl.frontend import load, loads
 from runtime.launch import mpiexec, rank_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +23,43 @@ PROGRAMS = sorted((ROOT / "programs").glob("*.rlflow"))
 NAMES = [path.stem for path in PROGRAMS]
 RANKS, STEPS = 2, 3
 SMALL = {"b": 8, "c": 4, "e": 6}  # rows of each root dim
+
+REFILL = """
+dim b = 8
+dim g = 2
+dim t <= 8
+data prompts[b], answer[b] = jsonl("data/prompts.jsonl", "prompt", "answer")
+from rewards.arithmetic import exact_match
+model actor = policy("builtin:tiny") trained by adamw(lr=1e-4)
+model reward = scorer("builtin:tiny-reward")
+
+rollout:
+    y[b, g, t] = actor.generate(prompts)
+    right      = exact_match(y.text, answer)
+    centred    = right - mean(right)
+    metric right = mean(right)
+    metric drawn = count(mean[g](right))
+    keep if {condition}, refill={refill}
+    score = reward.score(y)
+    n     = length[t](y)
+    metric kept  = count(mean[g](right))
+    metric score = mean(score)
+    metric words = mean(centred * n)
+
+update:
+    train actor to maximize mean(actor.logprobs(y) * score)
+
+run:
+    steps = 3
+"""
+# Programs of `refill`: by name the condition, the number of refills, and rows of a draw.
+REFILLS = {
+    "refill-all": ("sum[g](right) == 0", 2, 8),  # rarely true, so all draws are made: the same as one that is three times as large
+    "refill-wide": ("sum[g](right) == 0", 0, 24),
+    "refill-enough": ("sum[g](right) > 0", 3, 8),
+    "refill-samples": ("right > 0", 3, 8),
+    "refill-none": ("right > 1", 1, 8),
+}
 TIMEOUT_S = 600
 
 
@@ -34,8 +71,12 @@ def results(tmp_path_factory) -> dict[str, dict]:
         sizes = {"run.steps": str(STEPS), **{root: str(SMALL[root]) for root in roots}}
         plan = compile_program(load(str(path), sizes), ranks=RANKS)
         (folder / f"{path.stem}.plan.json").write_text(plan.to_json())
+    for name, (condition, draws, rows) in REFILLS.items():
+        text = REFILL.format(condition=condition, refill=draws)
+        plan = compile_program(loads(text, {"b": str(rows)}, str(ROOT / "programs" / f"{name}.rlflow")), ranks=RANKS)
+        (folder / f"{name}.plan.json").write_text(plan.to_json())
     launch(folder)
-    return {name: json.loads((folder / f"{name}.result.json").read_text()) for name in NAMES}
+    return {name: json.loads((folder / f"{name}.result.json").read_text()) for name in (*NAMES, *REFILLS)}
 
 
 def launch(folder: Path) -> None:
@@ -54,6 +95,28 @@ def test_program_runs(results, name):
     for metrics in result["metrics"]:
         assert metrics and all(value is None or math.isfinite(value) for value in metrics.values()), metrics
     assert result["changed"] and all(change > 0 for change in result["changed"].values())
+
+
+def test_refill_is_a_larger_draw(results):
+    """Rows that do not suffice are all of the iteration's: statistics above `keep` are those of every draw."""
+    several, one = results["refill-all"], results["refill-wide"]
+    assert several["positions"] == one["positions"] == {"b": 3 * 24}
+    for left, right in zip(several["metrics"], one["metrics"], strict=True):
+        assert left["kept"] < 8 and left["drawn"] == 24
+        assert left == pytest.approx(right, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["refill-enough", "refill-samples"])
+def test_refill_stops_when_there_are_enough(results, name):
+    drawn = [metrics["drawn"] for metrics in results[name]["metrics"]]
+    assert all(metrics["kept"] == 8 for metrics in results[name]["metrics"])
+    assert results[name]["positions"] == {"b": sum(drawn)} and 8 < max(drawn) < 32
+
+
+def test_refill_of_nothing(results):
+    for metrics in results["refill-none"]["metrics"]:
+        assert metrics["drawn"] == 16 and metrics["kept"] is None and metrics["score"] is None
+    assert results["refill-none"]["changed"] == {"actor": 0.0}
 
 
 def test_multiplier_moves(results):
