@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Callable, Optional
 
+from compiler import unexecuted
 from compiler.cluster import Cluster, local_cluster
 from compiler.emit import Target, emit
 from compiler.ir import FlowGraph
@@ -35,6 +36,7 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
 
     Raises DiagnosticError: P01 where no plan is possible, R013 for a model's folder, P0202 for a plan without proof.
     """
+    unexecuted.refuse(checked)
     cluster = cluster or local_cluster()
     folder = program_folder(checked.path)
     shapes = read_shapes(checked, folder)

@@ -235,7 +235,7 @@ def keep_name(index: int) -> str:
 
 
 def reader(checked: Checked, response: Expr) -> str:
-    """The model whose tokenizer a response of given texts has: a policy that reads it, else another model, else any policy."""
+    """The model in whose tokens a response of given texts is: a policy that reads it, else another, else any policy."""
     lines = (line for part in (checked.rollout, *(s.body for s in (*checked.updates, *checked.evals))) for line in part)
     calls = [e for e in walk(*_expressions(lines)) if e.op == "call" and e.args[0] is response]
     names_of = [call.attr("model") for call in calls] or list(checked.models)

@@ -25,6 +25,7 @@ def run_command(args: Any) -> int:
     """args: program (a program or a plan), set, ranks, cluster, run_dir, verbose, color."""
     if launch.is_rank():
         return _run_as_rank(args)
+    launch.check_number(args.ranks or 1)  # before a plan is made for them
     plan, folder = _prepare(args)
     return _run_ranks(plan, folder, args)
 

@@ -1,7 +1,7 @@
-"""Numeric cases: a small program, fed numbers, and what must come out, computed by plain loops. One JSON file each, in `cases`.
+"""Numeric cases: small programs, fed numbers, and what must come out, computed by plain loops; a JSON file each.
 
-title, kind of mistake · program: its lines · feed (`rlflow.feed/1`) · args of `rlflowc eval` · expect, compared on its keys ·
-tolerance: |got - want| <= tolerance max(1, |want|)
+title, kind: of the case and of the mistake; program: its lines; feed: `rlflow.feed/1`; args: of `rlflowc eval`
+expect: compared on its keys; tolerance: |got - want| <= tolerance max(1, |want|)
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_a_plan_says_what_a_run_needs_without_the_source(tmp_path):
     assert value["format"] == "rlflow.plan/1"
     train = next(s for s in loop_of(plan).body if isinstance(s, TrainStep))
     assert plan.line_text(train.line).strip().startswith("train actor to maximize")
-    assert plan.models["actor"].optimizer.lr.lr == 1e-4 and plan.models["ref"].optimizer is None
+    assert plan.models["actor"].optimizer.lr.lr == plan.settings["lr"] and plan.models["ref"].optimizer is None
     assert [c.field for d in plan.data for c in d.columns] == ["prompt", "prompt", "answer"]
     assert plan.dims["t"].response == "y" and plan.dims["t"].lead == ("b",)
     assert Path(plan.ops["exact_match"].file).is_absolute()

@@ -1,9 +1,9 @@
 """Transcripts of the command line: pages of Markdown whose commands are run, with what they must print.
 
 A page is one working directory, in its order. A block ```` ```python judge.py ```` writes a file into it. In a
-```` ```console ```` block a line `$ COMMAND` (and `> ` lines that go on) is run by a shell, and the lines below it are all that it prints, standard
-error with standard output; `exit: N` closes it where N is not 0. In them `...` stands for any text in a line, and a
-line `...` for any lines.
+```` ```console ```` block a line `$ COMMAND`, with the `> ` lines that go on, is run by a shell, and the lines below it
+are all that it prints, standard error with standard output; `exit: N` closes it where N is not 0. In them `...` stands
+for any text in a line, and a line `...` for any lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.running import BIN, environment
 
 PAGES = sorted((Path(__file__).parent / "transcripts").glob("*.md"))
 SLOW = ("ops", "runs")  # pages that start ranks
-LIMIT_S = 300
+LIMIT_S = 180
 _BLOCK = re.compile(r"^```(?P<kind>\w+)(?: (?P<file>\S+))?\n(?P<text>.*?)^```$", re.M | re.S)
 
 

@@ -79,7 +79,8 @@ def unpaired(rng, pairs):
     rows = []
     for a, b in pairs:
         desirable = rng.random() < 0.5
-        rows.append({"prompt": f"{a}+{b}=", "response": str(a + b) if desirable else wrong(rng, a, b), "desirable": desirable})
+        response = str(a + b) if desirable else wrong(rng, a, b)
+        rows.append({"prompt": f"{a}+{b}=", "response": response, "desirable": desirable})
     following = rows[1:] + rows[:1]
     return [row | {"other": next_row["response"]} for row, next_row in zip(rows, following)]
 

@@ -55,6 +55,11 @@ CODES: tuple[Code, ...] = (
         "The plan file is written beside its place and renamed.", "give another place with `-o`", status=2,
     ),
     Code(
+        "P0111", "{what} is not executed yet",
+        "The language and `rlflowc eval` know this form, the engines do not. A run without it would be another algorithm.",
+        "evaluate its equations on given numbers with `rlflowc eval`",
+    ),
+    Code(
         "P0201", "this is no plan that can be run: {reason}",
         "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, "
         "with the place inside it.",

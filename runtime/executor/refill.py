@@ -1,7 +1,7 @@
 """`keep if C, refill=N`: rows are dropped, and the statements above run again on the next rows until enough are kept.
 
-The rows of all draws together are the iteration's rows. Each draw has the homes of the first, so what a rank holds of the
-iteration is what it held of the first draw, then of the second, and so on: no row moves.
+The rows of all draws together are the iteration's rows. Each draw has the homes of the first, so what a rank holds of
+the iteration is what it held of the first draw, then of the second, and so on: no row moves.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def keep(executor: "Executor", step: KeepRows, scope: Scope) -> None:
 
 
 def kept_rows(scope: Scope, index: int) -> int:
-    """Rows of the root dim of the `index`-th keep that it and those before it leave; of groups, those with any sample."""
+    """Rows of its root dim that the `index`-th keep and those before it leave; of groups, those with any sample."""
     return int(scope.rows.kept_units(scope.rows.keep_dims[index][:1], index).sum())
 
 
 def refill(executor: "Executor", step: KeepRows, scope: Scope) -> None:
-    """Draws further rows into `scope`, at most `step.refill` times, and drops what is kept beyond the size of the dim."""
+    """Draws further rows into `scope`, at most `step.refill` times, and drops what is kept beyond the dim's size."""
     root = scope.rows.keep_dims[step.index][0]
     size, steps = executor.plan.dims[root].size, executor.plan.steps
     above = steps[:steps.index(step)]

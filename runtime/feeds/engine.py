@@ -28,8 +28,8 @@ def samples_of(batch: Sequences) -> tuple[int, Tensor]:
 class FeedEngine:
     """One model.
 
-    values(operation, response number, temperature, of the update?): the fed value of a call for all samples of the iteration,
-    packed, and the number of elements of each sample
+    values(operation, response number, temperature, of the update?): the fed value of a call for all samples of the
+    iteration, packed, and the number of elements of each sample
     leaves: (operation, response number, temperature) -> tensor over all samples whose `grad` training fills
     """
 

@@ -206,7 +206,7 @@ def reinforce_pp(x: Iteration) -> Formula:
 
 
 def distill(x: Iteration) -> Formula:
-    """2306.13649, reverse KL, by the drawn token; 2306.08543 equation 5's single step."""
+    """2306.13649, reverse KL, by the drawn token; 2306.08543's single step."""
     logp_old, teacher = x.old["student.logprobs(y)"], x.old["teacher.logprobs(y, temperature=0.5)"]
 
     def policy(rows):
@@ -240,7 +240,7 @@ def ipo(x: Iteration) -> Formula:
 
 
 def kto(x: Iteration) -> Formula:
-    """2402.01306 equations 7 and 8."""
+    """2402.01306 section 4.1."""
     p, gain, mismatched = x.params, _log_ratios(x, "y"), _log_ratios(x, "mismatched")
 
     def policy(rows):

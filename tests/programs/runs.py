@@ -1,4 +1,4 @@
-"""Run under mpiexec with a folder of plans as argument: runs each of them, one after the other, through the real runtime.
+"""Run under mpiexec with a folder of plans as argument: runs one after the other through the real runtime.
 
 Of NAME.plan.json rank 0 writes NAME.result.json:
     metrics   by iteration, as the run reports them, with those of the evaluations

@@ -1,7 +1,7 @@
 """Every shipped program, on random ragged numbers, has the value and the gradient of its paper's formula.
 
-The formulas are plain loops, see `formulas` and `group_formulas`. Responses of one token, groups of equal rewards, scores
-that are equal and rows that `keep` drops all occur; a split over shards and micro-batches changes nothing.
+The formulas are plain loops, see `formulas` and `group_formulas`. Responses of one token, groups of equal rewards,
+scores that are equal and rows that `keep` drops all occur; a split over shards and micro-batches changes nothing.
 """
 
 from __future__ import annotations
