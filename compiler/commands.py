@@ -28,15 +28,15 @@ STAGES = ("graph", *NAMES)  # those before the plan
 
 def compile_command(args: Namespace) -> int:
     """Writes the plan to `args.output`, or prints it; `args.stop_after` prints an earlier stage."""
-    _check_stage("--stop-after", args.stop_after, (*STAGES, "plan"))
-    _check_stage("--print-after", args.print_after, (*STAGES, "all"))
+    check_stage("--stop-after", args.stop_after, (*STAGES, "plan"))
+    check_stage("--print-after", args.print_after, (*STAGES, "all"))
     checked = load_program(args)
-    observer = _Observer(args.print_after)
+    observer = Observer(args.print_after)
     if args.stop_after in STAGES:
         print(_stage(checked, args, observer), end="")
     else:
         plan = compile_program(checked, cluster_of(args), args.ranks, observer)
-        _write(plan.to_json(), args.output)
+        write(plan.to_json(), args.output)
     if args.time_passes:
         observer.report()
     return 0
@@ -78,19 +78,20 @@ def cluster_of(args: Namespace) -> Cluster:
     return read_cluster(Path(args.cluster)) if args.cluster else local_cluster()
 
 
-def _stage(checked: Checked, args: Namespace, observer: "_Observer") -> str:
+def _stage(checked: Checked, args: Namespace, observer: "Observer") -> str:
     shapes = read_shapes(checked, program_folder(checked.path))
     placement = place(checked, shapes, cluster_of(args), args.ranks)
     lower_and_place(checked, placement, observer)
     return str(observer.graphs[args.stop_after])
 
 
-def _check_stage(option: str, given: Optional[str], known: Sequence[str]) -> None:
+def check_stage(option: str, given: Optional[str], known: Sequence[str]) -> None:
+    """Raises E0005 for a stage that is not known."""
     if given and given not in known:
         raise fault("E0005", reason=f"{option}: unknown stage `{given}`", help=did_you_mean(given, known))
 
 
-def _write(text: str, output: Optional[str]) -> None:
+def write(text: str, output: Optional[str]) -> None:
     """Beside its place, then renamed: a file of that name is a whole plan."""
     if not output or output == STDIN:
         sys.stdout.write(text)
@@ -106,10 +107,10 @@ def _write(text: str, output: Optional[str]) -> None:
     say(f"wrote {output}")
 
 
-class _Observer:
+class Observer:
     """Shows graphs after passes as they come, and keeps their times."""
 
-    def __init__(self, wanted: Optional[str]) -> None:
+    def __init__(self, wanted: Optional[str] = None) -> None:
         self.wanted = wanted
         self.graphs: dict[str, FlowGraph] = {}
         self.seconds: dict[str, float] = {}

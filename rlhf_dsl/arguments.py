@@ -37,10 +37,17 @@ _EXAMPLES = {
     "explain": """examples:
   rlflowc explain ppo.rlflow --ranks 4
   rlflowc explain ppo.plan.json --json""",
+    "graph": """examples:
+  rlflowc graph ppo.rlflow
+  rlflowc graph ppo.rlflow --format html -o ppo.html
+  rlflowc graph ppo.rlflow --stage plan --ranks 4 --format dot | dot -Tpdf > ppo.pdf""",
     "run": """examples:
   rlflowc run ppo.rlflow                       compile for this machine and start the ranks
   rlflowc run ppo.rlflow -s run.steps=10 --run-dir runs/try
   mpiexec -n 4 rlflowc run ppo.plan.json       each of four ranks runs its part of the plan""",
+    "resume": """examples:
+  rlflowc resume runs/ppo-20260101-120000
+  rlflowc resume runs/ppo-20260101-120000 --ranks 4 -s run.steps=200""",
     "eval": """example:
   rlflowc eval grpo.rlflow --feed case.json --dp 2 --json""",
     "ops": """examples:
@@ -150,12 +157,29 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def _graph(parser: argparse.ArgumentParser) -> None:
+    _program(parser, "a .rlflow file")
+    _overrides(parser)
+    _placement(parser)
+    parser.add_argument("--stage", metavar="STAGE", default="graph",
+                        help="graph: what the program says; the name of a pass; plan: all that a plan does")
+    parser.add_argument("--format", choices=("tree", "dot", "mermaid", "svg", "html"), default="tree",
+                        help="tree: for the terminal; dot: for Graphviz; html: a page with the program beside the picture")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write it; standard output unless given")
+
+
 def _run(parser: argparse.ArgumentParser) -> None:
     _program(parser, "a .rlflow file or a plan")
     _overrides(parser)
     _placement(parser)
     parser.add_argument("--run-dir", metavar="DIR", help="the folder of the run; a new one in runs/ unless given")
     parser.add_argument("--tensorboard", action="store_true", help="write the metrics for TensorBoard too, into the run folder")
+
+
+def _resume(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the folder of the run")
+    _overrides(parser)
+    _placement(parser)
 
 
 def _eval(parser: argparse.ArgumentParser) -> None:
@@ -183,7 +207,9 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "fmt": ("rewrite programs in their canonical form", _fmt),
     "compile": ("compile a program to a plan", _compile),
     "explain": ("show what a plan does, where, and what it moves", _explain),
+    "graph": ("draw what a program computes from what", _graph),
     "run": ("run a program or a plan", _run),
+    "resume": ("go on with a run from its last checkpoint", _resume),
     "eval": ("evaluate a program's equations on given numbers, without any model", _eval),
     "ops": ("list the operations that programs may use", _ops),
     "help": ("explain a diagnostic", _help),

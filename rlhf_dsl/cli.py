@@ -23,7 +23,9 @@ _COMMANDS = {
     "ops": "rlhf_dsl.commands.ops:ops_command",
     "compile": "compiler.commands:compile_command",
     "explain": "compiler.commands:explain_command",
+    "graph": "compiler.graph:graph_command",
     "run": "runtime.commands:run_command",
+    "resume": "runtime.resume:resume_command",
     "eval": "runtime.feeds.command:eval_command",
 }
 

@@ -27,7 +27,7 @@ def run_command(args: Any) -> int:
         return _run_as_rank(args)
     launch.check_number(args.ranks or 1)  # before a plan is made for them
     plan, folder = _prepare(args)
-    return _run_ranks(plan, folder, args)
+    return run_ranks(plan, folder, args)
 
 
 def _prepare(args: Any, ranks: Optional[int] = None) -> tuple[Plan, RunFolder]:
@@ -83,7 +83,8 @@ class _Outcome:
     failures: list[dict] = field(default_factory=list)
 
 
-def _run_ranks(plan: Plan, folder: RunFolder, args: Any) -> int:
+def run_ranks(plan: Plan, folder: RunFolder, args: Any, start: Optional[Path] = None) -> int:
+    """Starts the ranks, from a checkpoint if `start`, and stays until they end. Returns the exit code."""
     reporter = for_stream(sys.stderr, wants_color(args.color, sys.stderr))
     outcome = _Outcome()
 
@@ -94,7 +95,7 @@ def _run_ranks(plan: Plan, folder: RunFolder, args: Any) -> int:
             outcome.failures.append(event)
         reporter(event)
 
-    ranks = launch.Ranks(plan.world, folder, on_event)
+    ranks = launch.Ranks(plan.world, folder, on_event, start)
     _forward_signals(folder, ranks, outcome, reporter)
     ended = ranks.wait()
     reporter({"event": "failed"})

@@ -102,14 +102,15 @@ def check_room(ranks: int) -> None:
 
 
 class Ranks:
-    """The running ranks of one job."""
+    """The running ranks of one job. start: the checkpoint to go on from."""
 
-    def __init__(self, ranks: int, folder: RunFolder, on_event: Callable[[dict], None]) -> None:
+    def __init__(self, ranks: int, folder: RunFolder, on_event: Callable[[dict], None], start: Optional[Path] = None) -> None:
         check_room(ranks)
         self._on_event = on_event
         self._scratch = tempfile.mkdtemp(prefix="rlflow-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
         # -P: nothing from the working directory may shadow the project's own packages
-        command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "mpi4py", "-m", "runtime.rank", str(folder.path)]
+        command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "mpi4py", "-m", "runtime.rank", str(folder.path),
+                   *([str(start)] if start else [])]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace",
             env=rank_environment(ranks, self._scratch), start_new_session=True,

@@ -1,4 +1,4 @@
-"""One rank of a run: `python -m runtime.rank RUN_FOLDER`, started by the launcher or by mpiexec."""
+"""One rank of a run: `python -m runtime.rank RUN_FOLDER [CHECKPOINT]`, started by the launcher or by mpiexec."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(argv: Optional[list[str]] = None, launched: bool = True, verbose: bool 
     talk = _open_channels(folder, comm.rank, launched)
     events = PipeReporter(talk) if launched else LineReporter(talk)
     try:
-        return _run(comm, folder, events if comm.rank == 0 else silent)
+        return _run(comm, folder, events if comm.rank == 0 else silent, Path(arguments[1]) if arguments[1:] else None)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
         _give_up(comm, folder, error, PipeReporter(talk) if launched else _Teller(folder, talk, verbose), launched)
         raise
@@ -52,11 +52,12 @@ def _open_channels(folder: RunFolder, rank: int, launched: bool) -> IO[str]:
     return talk
 
 
-def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None]) -> int:
+def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None], start: Optional[Path]) -> int:
+    """start: the checkpoint to go on from, None for the beginning."""
     import torch
 
     from compiler.verify import load_plan
-    from runtime import meshes
+    from runtime import checkpoint, meshes
     from runtime.executor.executor import Executor
     from runtime.executor.models import Models
     from runtime.executor.python_calls import start_ops
@@ -73,20 +74,28 @@ def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None]) -> int:
     world = DistWorld(None, comm.rank, comm.size) if comm.size > 1 else SoloWorld()
     if comm.rank == 0:
         report({"event": "start", "program": plan.program.name, "of": plan.run.steps, "ranks": comm.size, "folder": str(folder.path)})
-    models = Models(plan, job, folder.checkpoints, lambda text: report({"event": "saved", "text": text}))
+    models = Models(plan, job)
     position = Position(folder, comm.rank)
     ops = start_ops(plan)
     executor = Executor(plan, world, models, sources, ops, _follow(plan, position, report))
     models.prepare()
-    finished = run(plan, folder, world, models, executor, report)
+    resumed = checkpoint.restore(start, models, executor) if start else 0
+    finished = run(plan, folder, world, models, executor, report, resumed)
     for runner in ops.values():
         runner.close()
     (folder.path / "state" / f"moved-{comm.rank}.json").write_text(json.dumps(models.bytes_moved()))
     comm.Barrier()
-    report({"event": "done", "finished": finished, "text": "finished" if finished else "stopped as asked; the models are saved"})
+    report({"event": "done", "finished": finished, "text": "finished" if finished else _stopped(folder)})
     position.close()
     torch.distributed.destroy_process_group()
     return 0 if finished else EXIT_STOPPED
+
+
+def _stopped(folder: RunFolder) -> str:
+    from runtime import checkpoint
+
+    saved = checkpoint.latest(folder.checkpoints)
+    return f"stopped as asked; `rlflowc resume {folder.path}` goes on" if saved else "stopped as asked, before the first step"
 
 
 def _check_world(comm: Any, plan: Any) -> None:

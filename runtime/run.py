@@ -9,6 +9,7 @@ from typing import Callable, Optional
 import torch
 
 from compiler.plan import EvalSection, Plan
+from runtime import checkpoint
 from runtime.executor.executor import Executor
 from runtime.executor.models import Models
 from runtime.journal import Journal
@@ -36,30 +37,38 @@ class Requests:
         return int(world.reducer.all_reduce(torch.tensor([float(wish)]), "max"))
 
 
-def run(plan: Plan, folder: RunFolder, world: World, models: Models, executor: Executor, report: Callable[[dict], None]) -> bool:
-    """All iterations. Returns False if it was asked to stop before the last."""
+def run(plan: Plan, folder: RunFolder, world: World, models: Models, executor: Executor, report: Callable[[dict], None],
+        resumed: int = 0) -> bool:
+    """All iterations after `resumed`. Returns False if it was asked to stop before the last."""
     journal = Journal(folder) if world.rank == 0 else None
     requests = Requests(folder)
     last = plan.run.steps
     executor.setup()
-    began = time.perf_counter()
-    metrics = _evaluations(plan.evals, executor)
-    if metrics or not last:
-        _finish(journal, report, 0, last, metrics, time.perf_counter() - began, {})
-    if requests.agreed(world) == STOP and last:
+    if not resumed:
+        _begin(plan, executor, journal, report)
+    if requests.agreed(world) == STOP and resumed < last:
         return False
-    for number in range(1, last + 1):
+    for number in range(resumed + 1, last + 1):
         began = time.perf_counter()
         done = executor.run_iteration(number)
         due = [s for s in plan.evals if number == last or s.every and number % s.every == 0]
         done.metrics |= _evaluations(due, executor)
         _finish(journal, report, number, last, done.metrics, time.perf_counter() - began, done.seconds, done.skipped)
         wish = requests.agreed(world)
-        if wish != CONTINUE:
-            _save_all(plan, models, number)
+        if done.save or wish != CONTINUE:
+            path = checkpoint.write(folder.checkpoints, models, executor, number)
+            report({"event": "saved", "text": f"saved {' and '.join(models.changing)} to {path}"})
         if wish == STOP and number < last:
             return False
     return True
+
+
+def _begin(plan: Plan, executor: Executor, journal: Optional[Journal], report: Callable[[dict], None]) -> None:
+    """What the models are worth before any training."""
+    began = time.perf_counter()
+    metrics = _evaluations(plan.evals, executor)
+    if metrics or not plan.run.steps:
+        _finish(journal, report, 0, plan.run.steps, metrics, time.perf_counter() - began, {})
 
 
 def _evaluations(sections: list[EvalSection] | tuple[EvalSection, ...], executor: Executor) -> dict[str, Optional[float]]:
@@ -76,9 +85,3 @@ def _finish(journal: Optional[Journal], report: Callable[[dict], None], number: 
     report({"event": "iteration", "iteration": number, "of": last, "metrics": metrics, "seconds": seconds})
     if skipped:
         report({"event": "message", "text": f"step {number}: `keep` left no row, so nothing was trained"})
-
-
-def _save_all(plan: Plan, models: Models, number: int) -> None:
-    for name, spec in plan.models.items():
-        if spec.optimizer is not None:
-            models.save(name, iteration=number)

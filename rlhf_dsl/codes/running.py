@@ -123,4 +123,14 @@ CODES: tuple[Code, ...] = (
         "A rank is a process with a Python and a torch of its own; beyond a few a core they only wait for each other.",
         "start at most {most} here, or run the plan on a cluster: `mpiexec -n {ranks} rlflowc run PLAN`", status=2,
     ),
+    Code(
+        "R0165", "the checkpoint is damaged: {reason}",
+        "A checkpoint holds a SHA-256 of each of its files, and is used only if all of them are as they were written.",
+        "take the folder away, so that the one before it is used", status=2,
+    ),
+    Code(
+        "R0166", "there is nothing to go on with: {reason}",
+        "`rlflowc resume` takes the folder of a run that has saved: by `save` in `run:`, by Ctrl-C, or by SIGTERM or SIGUSR1.",
+        "give a folder such as `runs/ppo-20260101-120000`", status=2,
+    ),
 )

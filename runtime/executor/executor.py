@@ -27,7 +27,7 @@ from runtime.world import World
 class Iteration:
     """What an iteration leaves behind.
 
-    metrics: null where no row took part; series: the metrics of updates, before they are averaged over mini-batches
+    metrics: null where no row took part; save: a checkpoint is due; series: the metrics of updates, before they are averaged over mini-batches
     seconds: of each step by name
     """
 
@@ -35,6 +35,7 @@ class Iteration:
     metrics: dict[str, Optional[float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     skipped: bool = False
+    save: bool = False
     series: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -232,8 +233,12 @@ class Executor:
         update.run(self, step, scope)
 
     def _action(self, step: steps_of.Action, scope: Scope) -> None:
-        if self.iteration.number % step.every == 0:
-            self.models.act(step.kind, step.args, self.iteration.number)
+        if self.iteration.number % step.every:
+            return
+        if step.kind == "save":
+            self.iteration.save = True
+        else:
+            self.models.act(step.kind, step.args)
 
 
 def dims_of(plan: Plan) -> Dims:

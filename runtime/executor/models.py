@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 import torch
 from torch import Tensor
 
 from compiler.layout import ModelLayout, generation_layout
-from compiler.plan import LayoutSpec, ModelSpec, Plan, TrainStep, UpdateLoop
+from compiler.plan import Action, LayoutSpec, ModelSpec, Plan, TrainStep, UpdateLoop
 from compiler.redistribute import redistribute
 from compiler.shapes import ModelShape
 from compiler.sources import resolve_model
 from compiler.weights import WeightLayout
 from rlhf_dsl.typed import Optimizer
 from runtime.engines.base import AdamW, Engine
-from runtime.hf_folder import HFFolder, config_for_role, read_config, write_folder
+from runtime.hf_folder import HFFolder
 from runtime.meshes import Job, Mesh
 from runtime.schedule import learning_rate
 from runtime.tokenizer import Tokenizer
@@ -54,12 +53,11 @@ def _frozen(value: Any) -> Any:
 class Models:
     """Engines of this rank by layout name, made and loaded when first asked for.
 
-    All ranks make the same Models and call its collective methods (`reshard`, `act`, `export`) together.
-    checkpoints: where `save` writes; said: called with a line for people
+    All ranks make the same Models and call its collective methods (`reshard`, `act`, `whole`) together.
     """
 
-    def __init__(self, plan: Plan, job: Job, checkpoints: Optional[Path] = None, said: Callable[[str], None] = lambda text: None) -> None:
-        self.plan, self.job, self._checkpoints, self._said = plan, job, checkpoints, said
+    def __init__(self, plan: Plan, job: Job) -> None:
+        self.plan, self.job = plan, job
         self.layouts = layouts_of(plan)
         self.mesh = Mesh(job, self.layouts.values())
         self.folders = {name: resolve_model(spec.source, plan.program.folder) for name, spec in plan.models.items()}
@@ -146,13 +144,47 @@ class Models:
         names = [f"{model}.{stage}" for stage in ("train", "forward", "generate")]
         return next(name for name in names if name in self.layouts)
 
-    def whole(self, model: str) -> dict[str, Tensor]:
-        """All canonical tensors of a model on rank 0, {} elsewhere. Collective."""
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The models whose weights the run changes: trained ones, and those that `copy` and `ema` write to."""
+        written = {s.args[1] for s in self.plan.steps if isinstance(s, Action) and s.kind in ("copy", "ema")}
+        return tuple(name for name, spec in self.plan.models.items() if spec.optimizer or name in written)
+
+    def whole(self, model: str, tensors: Optional[Mapping[str, Tensor]] = None) -> dict[str, Tensor]:
+        """The canonical tensors of a model on rank 0, {} elsewhere. Collective.
+
+        tensors: this rank's local tensors to gather in place of the weights, e.g. those of the optimizer
+        """
         src = self.weight_layout(self.home_layout(model))
         disk = WeightLayout(src.shape, src.role, ModelLayout((0,)), "disk")
         into = {name: torch.empty(size) for name, size in disk.local_tensors(self.job.rank).items()}
-        WeightMover(redistribute(src, disk), self.job.rank).move(self._weights(self.home_layout(model)), into)
+        held = self._weights(self.home_layout(model)) if tensors is None else tensors
+        WeightMover(redistribute(src, disk), self.job.rank).move(held, into)
         return into
+
+    def moments(self, model: str, moment: str) -> dict[str, Tensor]:
+        """This rank's part of a moment of the optimizer, by the names of the weights; {} where the model is not."""
+        engine = self.engine(f"{model}.train")
+        state = engine.optimizer_state() if engine is not None else {}
+        return {name.partition("/")[2]: tensor for name, tensor in state.items() if name.startswith(f"{moment}/")}
+
+    def load_weights(self, model: str, folder: HFFolder) -> None:
+        """The weights of a folder in place of those that the model began with."""
+        engine = self.engine(self.home_layout(model))
+        if engine is not None:
+            engine.load(folder)
+        self._version[model] += 1
+
+    def load_moments(self, model: str, folders: Mapping[str, HFFolder], steps: int) -> None:
+        """The optimizer's moments, by name, after so many steps."""
+        layout = f"{model}.train"
+        engine = self.engine(layout)
+        if engine is None:
+            return
+        state = engine.optimizer_state()
+        for moment, folder in folders.items():
+            folder.read_into(self.moments(model, moment), self.weight_layout(layout), self.job.rank)
+        engine.load_optimizer_state(state | {"step": torch.tensor(steps)})
 
     # ---- training
 
@@ -176,26 +208,16 @@ class Models:
 
     # ---- actions
 
-    def act(self, kind: str, args: tuple, iteration: int) -> None:
-        {"save": self.save, "copy": self.copy, "ema": self.ema}[kind](*args, iteration=iteration)
+    def act(self, kind: str, args: tuple) -> None:
+        {"copy": self.copy, "ema": self.ema}[kind](*args)
 
-    def save(self, model: str, *, iteration: int) -> None:
-        """A Hugging Face folder of the model, `checkpoints/step-N/MODEL`."""
-        tensors = self.whole(model)
-        if self.job.rank != 0 or self._checkpoints is None:
-            return
-        path = self._checkpoints / f"step-{iteration:06d}" / model
-        config = config_for_role(read_config(self.folders[model]), self.plan.models[model].role)
-        write_folder(path, config | {"dtype": "float32"}, tensors, companions=self.folders[model])
-        self._said(f"saved {model} to {path}")
-
-    def copy(self, source: str, target: str, *, iteration: int) -> None:
+    def copy(self, source: str, target: str) -> None:
         """The weights of `source` become those of `target`."""
         src, dst = self.home_layout(source), self.home_layout(target)
         self.mover(src, dst).move(self._weights(src), self._weights(dst))
         self._version[target] += 1
 
-    def ema(self, source: str, target: str, decay: float, *, iteration: int) -> None:
+    def ema(self, source: str, target: str, decay: float) -> None:
         """target = decay * target + (1 - decay) * source."""
         src, dst = self.home_layout(source), self.home_layout(target)
         held = self._weights(dst)

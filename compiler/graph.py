@@ -1,0 +1,51 @@
+"""`rlflowc graph`: a picture of what a program computes, or of any stage of its compilation."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Callable
+
+from compiler.commands import STAGES, Observer, check_stage, cluster_of, load_program, write
+from compiler.compile import lower_and_place, lower_equations, program_folder, read_shapes
+from compiler.drawing.model import Drawing, drawing_of
+from compiler.drawing.text_formats import dot, mermaid
+from compiler.drawing.tree import tree
+from compiler.ir import FlowGraph
+from compiler.passes import NAMES
+from compiler.placement import place
+from rlhf_dsl.typed import Checked
+
+PLAN = "plan"
+_BEFORE_PLACEMENT = ("graph", *NAMES[:NAMES.index("place")])
+
+
+def graph_command(args: Namespace) -> int:
+    """Prints the drawing of `args.stage`, or writes it to `args.output`.
+
+    "graph" is what the program says; a pass, what is left after it; "plan", all that a plan's steps do.
+    """
+    check_stage("--stage", args.stage, (*STAGES, PLAN))
+    checked = load_program(args)
+    write(renderer(args.format)(drawing_of(_graph(checked, args), checked)), args.output)
+    return 0
+
+
+def renderer(format: str) -> Callable[[Drawing], str]:
+    """From a drawing to the text of a file. jinja2 is read for pictures alone."""
+    if format in ("svg", "html"):
+        from compiler.drawing import picture
+
+        return getattr(picture, format)
+    return {"tree": tree, "dot": dot, "mermaid": mermaid}[format]
+
+
+def _graph(checked: Checked, args: Namespace) -> FlowGraph:
+    """Until models are placed, neither their folders nor a cluster are needed."""
+    observer = Observer()
+    if args.stage in _BEFORE_PLACEMENT:
+        lower_equations(checked, observer)
+        return observer.graphs[args.stage]
+    shapes = read_shapes(checked, program_folder(checked.path))
+    placement = place(checked, shapes, cluster_of(args), args.ranks)
+    last = lower_and_place(checked, placement, observer)
+    return last if args.stage == PLAN else observer.graphs[args.stage]

@@ -1,0 +1,127 @@
+"""Checkpoints: everything that a run changes, at the end of an iteration, in a form that no layout shows in.
+
+    checkpoints/step-000040/
+        actor/                         a Hugging Face folder, for each model whose weights the run changes
+        training/actor/exp_avg/        the moments of its optimizer, under the names of the weights that they belong to
+        training/actor/exp_avg_sq/
+        checkpoint.json                iteration, data positions, states, optimizer steps, and a SHA-256 of every file
+
+A checkpoint is written beside its place and renamed, so one that is there is whole. Draws have names, which need no state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Mapping, Optional
+
+from rlhf_dsl.diagnostics import fault
+from runtime.executor.executor import Executor
+from runtime.executor.models import Models
+from runtime.hf_folder import HFFolder, config_for_role, read_config, write_folder
+
+FORMAT = "rlflow.checkpoint/1"
+FILE = "checkpoint.json"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. iteration: the last finished; positions: of each root dim in its data stream."""
+
+    iteration: int
+    positions: Mapping[str, int]
+    states: Mapping[str, float]
+    optimizer_steps: Mapping[str, int]
+
+
+def name_of(iteration: int) -> str:
+    return f"step-{iteration:06d}"
+
+
+def write(folder: Path, models: Models, executor: Executor, iteration: int) -> Path:
+    """Writes `folder/step-N`. Collective: weights are gathered to rank 0, one model at a time. Raises R0163."""
+    path = folder / name_of(iteration)
+    beside = folder / f".{path.name}"
+    first = models.job.rank == 0
+    if first:
+        shutil.rmtree(beside, ignore_errors=True)
+    for model in models.changing:
+        _write_model(beside if first else None, models, model)
+    if first:
+        _finish(beside, path, executor, iteration)
+    return path
+
+
+def _write_model(beside: Optional[Path], models: Models, model: str) -> None:
+    spec = models.plan.models[model]
+    weights = models.whole(model)
+    if beside is not None:
+        config = config_for_role(read_config(models.folders[model]), spec.role)
+        write_folder(beside / model, config | {"dtype": "float32"}, weights, companions=models.folders[model])
+    if spec.optimizer is None:
+        return
+    for moment in MOMENTS:
+        tensors = models.whole(model, models.moments(model, moment))
+        if beside is not None:
+            write_folder(beside / "training" / model / moment, {}, tensors)
+
+
+def _finish(beside: Path, path: Path, executor: Executor, iteration: int) -> None:
+    progress = {"iteration": iteration, "positions": dict(executor.positions), "states": dict(executor.states),
+                "optimizer_steps": dict(executor.models.optimizer_steps)}
+    files = {str(p.relative_to(beside)): _digest(p) for p in sorted(beside.rglob("*")) if p.is_file()}
+    try:
+        (beside / FILE).write_text(json.dumps({"format": FORMAT, **progress, "files": files}, indent=1) + "\n", encoding="utf-8")
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(beside, path)
+    except OSError as error:
+        raise fault("R0163", place=str(path), reason=error.strerror or str(error)) from error
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def latest(folder: Path) -> Optional[Path]:
+    """The newest whole checkpoint."""
+    return max((p.parent for p in folder.glob(f"step-*/{FILE}")), default=None)
+
+
+def read_progress(path: Path) -> Progress:
+    """Raises R0165 for a checkpoint that is damaged: not JSON, of another format, or with a file that has changed."""
+    try:
+        value = json.loads((path / FILE).read_text(encoding="utf-8"))
+        progress = Progress(value["iteration"], value["positions"], value["states"], value["optimizer_steps"])
+        files = value["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise fault("R0165", place=str(path / FILE), reason=f"it cannot be read ({error})") from error
+    if value.get("format") != FORMAT:
+        raise fault("R0165", place=str(path / FILE), reason=f"its format is {value.get('format')!r}, not `{FORMAT}`")
+    for name, digest in files.items():
+        if not (path / name).is_file() or _digest(path / name) != digest:
+            raise fault("R0165", place=str(path / name), reason="it has changed since it was written, or is missing")
+    return progress
+
+
+def restore(path: Path, models: Models, executor: Executor) -> int:
+    """Brings models and executor to where the checkpoint is. Returns its iteration."""
+    progress = read_progress(path)
+    for model in models.changing:
+        models.load_weights(model, HFFolder(path / model))
+        if models.plan.models[model].optimizer is not None:
+            moments: dict[str, Any] = {m: HFFolder(path / "training" / model / m) for m in MOMENTS}
+            models.load_moments(model, moments, progress.optimizer_steps[model])
+    executor.positions = dict(progress.positions)
+    executor.states = dict(progress.states)
+    models.optimizer_steps = dict(progress.optimizer_steps)
+    return progress.iteration
