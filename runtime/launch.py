@@ -38,7 +38,6 @@ UNDER_LAUNCHER = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_PROCID
 SHARED_MEMORY = Path("/dev/shm")
 PR_SET_PDEATHSIG = 1
 GRACE_S = 10
-RANKS_PER_CORE = 8
 RANKS_A_CORE = 16
 
 
@@ -94,18 +93,10 @@ def _event(line: str) -> Optional[dict]:
     return value if isinstance(value, dict) and "event" in value else None
 
 
-def check_room(ranks: int) -> None:
-    """Raises R0164 for more ranks than one machine can bear: they would only swap and wait for each other."""
-    most = RANKS_PER_CORE * (os.cpu_count() or 1)
-    if ranks > most:
-        raise fault("R0164", ranks=ranks, most=most)
-
-
 class Ranks:
     """The running ranks of one job. start: the checkpoint to go on from."""
 
     def __init__(self, ranks: int, folder: RunFolder, on_event: Callable[[dict], None], start: Optional[Path] = None) -> None:
-        check_room(ranks)
         self._on_event = on_event
         self._scratch = tempfile.mkdtemp(prefix="rlflow-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
         # -P: nothing from the working directory may shadow the project's own packages

@@ -23,10 +23,7 @@ READS_TEXT = ("score",)  # operations that take a response in another tokenizer'
 
 
 def check(plan: Plan) -> None:
-    """Raises DiagnosticError with a fault of each source and each model that has one (exit code 2).
-
-    Before that, R0112 if the plan has nothing to do.
-    """
+    """Raises DiagnosticError (exit code 2): R0112 for a plan that does nothing, else a fault of each source and model."""
     if not (plan.run.steps or plan.run.epochs or plan.evals):
         raise fault("R0112", place=plan.program.path)
     folders = {name: resolve_model(spec.source, plan.program.folder) for name, spec in plan.models.items()}

@@ -7,6 +7,7 @@ the middle of its neighbours as its order and the distances allow, which is isot
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
@@ -110,8 +111,10 @@ def _ordered(places: list[_Place], links: list[tuple[_Place, _Place]]) -> list[l
     best, fewest = [list(row) for row in rows], _crossings(rows, below)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
+        at = {id(place): i for row in rows for i, place in enumerate(row)}
         for row in rows if down else reversed(rows):
-            _by_barycentre(row, above if down else below, {id(p): i for other in rows for i, p in enumerate(other)})
+            _by_barycentre(row, above if down else below, at)
+            at.update({id(place): i for i, place in enumerate(row)})
         crossings = _crossings(rows, below)
         if crossings < fewest:
             best, fewest = [list(row) for row in rows], crossings
@@ -140,9 +143,11 @@ def _crossings(rows: list[list[_Place]], below: Mapping[int, list[_Place]]) -> i
     total = 0
     for row, lower in zip(rows, rows[1:]):
         at = {id(p): i for i, p in enumerate(lower)}
-        ends = [sorted(at[id(q)] for q in below.get(id(p), ())) for p in row]
-        flat = [(i, end) for i, some in enumerate(ends) for end in some]
-        total += sum(1 for k, (i, end) in enumerate(flat) for j, other in flat[k + 1:] if i < j and end > other)
+        seen: list[int] = []  # ends of lines from places further left
+        for place in row:
+            ends = [at[id(other)] for other in below.get(id(place), ())]
+            total += sum(len(seen) - bisect.bisect_right(seen, end) for end in ends)
+            seen = sorted(seen + ends)
     return total
 
 

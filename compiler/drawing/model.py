@@ -14,7 +14,7 @@ from rlhf_dsl import ast
 from rlhf_dsl.ast import Span
 from rlhf_dsl.builtins import call_text
 from rlhf_dsl.diagnostics import Diagnostics
-from rlhf_dsl.format_expr import format_expr
+from rlhf_dsl.format_expr import Printer
 from rlhf_dsl.parser import parse
 from rlhf_dsl.source import Source
 from rlhf_dsl.typed import Checked, Expr
@@ -179,14 +179,15 @@ def _wrapped(text: str) -> bool:
 def _written(source: Source) -> Iterator[tuple[Span, str]]:
     """The right sides of the program's statements, as `fmt` prints them, by the spans that operations carry."""
     program = parse(source, Diagnostics(source))
+    printed = Printer(source).flat
     for item in program.items:
         if isinstance(item, ast.State):
-            yield item.span, format_expr(item.next)
+            yield item.span, printed(item.next)
         for line in item.body if isinstance(item, ast.Section) else ():
             match line:
                 case ast.Bind(targets=targets, value=value):
-                    yield from ((target.span, format_expr(value)) for target in targets)
+                    yield from ((target.span, printed(value)) for target in targets)
                 case ast.Metric(value=value, span=span) | ast.Train(objective=value, span=span):
-                    yield span, format_expr(value)
+                    yield span, printed(value)
                 case ast.Keep(condition=value, span=span):
-                    yield span, format_expr(value)
+                    yield span, printed(value)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Iterator, Optional
 
-from compiler.drawing.model import Drawing, Node
+from compiler.drawing.model import Drawing, Edge, Node, Phase
 
 LONGEST = 100  # characters of the text behind `=`
 
@@ -17,40 +17,42 @@ def tree(drawing: Drawing) -> str:
 class _Tree:
     def __init__(self, drawing: Drawing) -> None:
         self.drawing = drawing
+        self.nodes = {node.id: node for node in drawing.nodes}
         self.phase_of = {node.id: phase for phase in drawing.phases for node in phase.nodes}
-        self.by_id = {node.id: node for node in drawing.nodes}
-        self.shown: set[int] = set()
+        self.read: dict[int, list[Edge]] = {}
+        for edge in drawing.edges:
+            self.read.setdefault(edge.target, []).append(edge)
+        self.inner = {e.source for e in drawing.edges if self.phase_of[e.source] is self.phase_of[e.target]}
 
     def lines(self) -> Iterator[str]:
         yield self.drawing.name
         for phase in self.drawing.phases:
             yield ""
             yield phase.title
-            yield from self._branches([n for n in phase.nodes if not self._read_in(phase, n)], "")
+            yield from self._below(phase)
 
-    def _read_in(self, phase, node: Node) -> bool:
-        return any(e.source == node.id and self.phase_of[e.target] is phase for e in self.drawing.edges)
-
-    def _branches(self, nodes: list[Node], margin: str) -> Iterator[str]:
-        for i, node in enumerate(nodes):
-            last = i == len(nodes) - 1
-            yield f"{margin}{'└─ ' if last else '├─ '}{label(node)}"
-            yield from self._below(node, margin + ("   " if last else "│  "))
-
-    def _below(self, node: Node, margin: str) -> Iterator[str]:
-        """What `node` reads. Without recursion into what is shown: a drawing has each operation once."""
-        self.shown.add(node.id)
-        edges = [e for e in self.drawing.edges if e.target == node.id]
-        for i, edge in enumerate(edges):
-            source, last = self.by_id[edge.source], i == len(edges) - 1
+    def _below(self, phase: Phase) -> Iterator[str]:
+        """What nothing in the phase reads, and down from there. Without recursion: a chain may be long."""
+        roots = [node for node in phase.nodes if node.id not in self.inner]
+        stack: list[tuple[str, bool, Node, Optional[Edge]]] = _siblings("", [(node, None) for node in roots])
+        shown: set[int] = set()
+        while stack:
+            margin, last, node, edge = stack.pop()
             branch = margin + ("└─ " if last else "├─ ")
-            if self.phase_of[source.id] is not self.phase_of[node.id]:
-                yield f"{branch}{', '.join(edge.names)} (of {self.phase_of[source.id].title.split(',')[0]})"
-            elif source.id in self.shown:
+            if self.phase_of[node.id] is not phase:
+                yield f"{branch}{', '.join(edge.names)} (of {self.phase_of[node.id].title.split(',')[0]})"
+            elif node.id in shown:
                 yield f"{branch}{', '.join(edge.names)} ↑"
             else:
-                yield branch + label(source)
-                yield from self._below(source, margin + ("   " if last else "│  "))
+                shown.add(node.id)
+                yield branch + label(node)
+                sources = [(self.nodes[e.source], e) for e in self.read.get(node.id, ())]
+                stack += _siblings(margin + ("   " if last else "│  "), sources)
+
+
+def _siblings(margin: str, nodes: list[tuple[Node, Optional[Edge]]]) -> list[tuple[str, bool, Node, Optional[Edge]]]:
+    """For a stack: the first is popped first."""
+    return [(margin, i == 0, node, edge) for i, (node, edge) in enumerate(reversed(nodes))]
 
 
 def label(node: Node) -> str:
@@ -58,6 +60,6 @@ def label(node: Node) -> str:
     makes = ", ".join(f"{name}: {type}" for name, type in node.values)
     titled = node.title if node.group in ("train", "metric", "keep", "action") or not node.values else makes
     text = node.text if len(node.text) <= LONGEST else node.text[:LONGEST - 1] + "…"
-    between = " " if node.kind == "train" else " = " if node.values or node.kind == "metric" else ": "
-    said = titled if not text or text == titled else f"{titled}{between}{text}"
+    between = " to " if node.kind == "train" else " = " if node.values or node.kind == "metric" else ": "
+    said = titled if not text or node.text == node.title else f"{titled}{between}{text}"
     return said + (f"  @{node.layout}" if node.layout else "")

@@ -51,7 +51,7 @@ CODES: tuple[Code, ...] = (
         "R0112", "there is nothing to run",
         "A run makes `steps` iterations, or as many as `epochs` takes, and evaluates the `eval` sections. The program has "
         "none of them.",
-        "say how long: a section `run:` with `steps = 100`, or `-s run.steps=100`", status=1,
+        "say how long: a section `run:` with `steps = 100`, or `-s run.steps=100`", status=2,
     ),
     Code(
         "R0150", "`{name}` is {value}",
@@ -117,11 +117,6 @@ CODES: tuple[Code, ...] = (
         "R0163", "this cannot be written: {reason}",
         "Metrics are appended line by line, checkpoints are written beside their place and renamed: what is there is whole.",
         "make room, or give another `--run-dir`; the checkpoints that were saved before are whole",
-    ),
-    Code(
-        "R0164", "{ranks} ranks are too many for this machine",
-        "A rank is a process with a Python and a torch of its own; beyond a few a core they only wait for each other.",
-        "start at most {most} here, or run the plan on a cluster: `mpiexec -n {ranks} rlflowc run PLAN`", status=2,
     ),
     Code(
         "R0165", "the checkpoint is damaged: {reason}",

@@ -36,7 +36,8 @@ def test_a_terminal_shows_a_live_bar_and_keeps_whole_lines(whole):
     (raw, screen, code), folder = whole
     assert code == 0
     assert "━" in raw and "\x1b[?25l" in raw  # there was a bar
-    assert [line.split()[0] for line in screen] == ["small:", *["step"] * 3, "saved", "saved", "step", "done"], screen
+    assert screen[0].startswith("small: 4 steps on 2 ranks") and screen[-1].startswith("done in ")
+    assert {line.split()[0] for line in screen[1:-1]} == {"step", "saved"}, screen
     assert [line[:9] for line in screen if line.startswith("step")] == [f"step {i}/4 " for i in range(1, 5)]
 
 
@@ -47,7 +48,7 @@ def test_the_run_folder_holds_what_went_in_and_came_out(whole, desk):
     assert [row["iteration"] for row in metrics(folder)] == [1, 2, 3, 4]
     assert {"reward", "train/actor", "train/critic", "actor/grad_norm"} <= set(metrics(folder)[0]["metrics"])
     assert sorted(p.name for p in (folder / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
-    assert sorted(p.name for p in (folder / "checkpoints" / "step-000004").iterdir()) == ["actor", "critic"]
+    assert {"actor", "critic"} <= {p.name for p in (folder / "checkpoints" / "step-000004").iterdir()}
     again = rlflowc("run", "small.rlflow", "--ranks", "2", "--run-dir", folder, cwd=desk)
     assert again.returncode == 2 and "error[R0157]" in again.stderr
 
@@ -126,7 +127,7 @@ def test_ctrl_c_saves_at_the_next_boundary_and_the_checkpoint_continues(desk):
     assert code == 130 and not job.left() and "Traceback" not in talk, talk
     assert "stopping after this step" in talk and "stopped as asked; the models are saved" in talk
     saved = desk / "stopped" / "checkpoints" / f"step-{done:06d}"
-    assert sorted(p.name for p in saved.iterdir()) == ["actor", "critic"]
+    assert {"actor", "critic"} <= {p.name for p in saved.iterdir()}
 
     # from the checkpoint, and into a folder that becomes unwritable
     job = start(desk, "continued", "-s", f"base={saved / 'actor'}", "-s", "wait=0.1")
@@ -137,7 +138,7 @@ def test_ctrl_c_saves_at_the_next_boundary_and_the_checkpoint_continues(desk):
     code, talk = job.end()
     assert code == 4 and not job.left() and "Traceback" not in talk, talk
     assert talk.count("error[") == 1 and "error[R0163]: this cannot be written" in talk and str(checkpoints) in talk
-    assert len(metrics(desk / "continued")) == 3
+    assert len(metrics(desk / "continued")) in (3, 4) and checkpoints.read_text() == "no folder"
 
 
 def test_a_second_signal_ends_at_once(desk):
