@@ -26,6 +26,7 @@ _EXAMPLES = {
     "check": """examples:
   rlflowc check programs/*.rlflow
   rlflowc check ppo.rlflow -s b=128 -s eps=0.1
+  rlflowc check -v ppo.rlflow                  types, and which models values differentiate into
   rlflowc check - --json < ppo.rlflow""",
     "fmt": """examples:
   rlflowc fmt programs/*.rlflow                rewrite the files
@@ -70,7 +71,8 @@ def parser() -> argparse.ArgumentParser:
         declare(one)
         one.add_argument("--color", choices=("auto", "always", "never"), default="auto",
                          help="colours in messages; auto: on a terminal, unless NO_COLOR is set")
-        one.add_argument("-v", "--verbose", action="store_true", help="show tracebacks of failures")
+        more = "show the type of every value and what it differentiates into; " if name == "check" else ""
+        one.add_argument("-v", "--verbose", action="store_true", help=f"{more}show tracebacks of failures")
     return top
 
 

@@ -78,8 +78,11 @@ def _finish(beside: Path, path: Path, executor: Executor, iteration: int) -> Non
     files = {str(p.relative_to(beside)): _digest(p) for p in sorted(beside.rglob("*")) if p.is_file()}
     try:
         (beside / FILE).write_text(json.dumps({"format": FORMAT, **progress, "files": files}, indent=1) + "\n", encoding="utf-8")
-        shutil.rmtree(path, ignore_errors=True)
+        aside = beside.with_name(f".{path.name}.old")
+        if path.exists():
+            os.replace(path, aside)
         os.replace(beside, path)
+        shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise fault("R0163", place=str(path), reason=error.strerror or str(error)) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import signal
 import sys
@@ -11,6 +13,8 @@ from typing import Any, Callable, Optional
 
 from compiler.plan import Plan
 from rlhf_dsl.diagnostics import DiagnosticError, fault
+from rlhf_dsl.frontend import read_source
+from rlhf_dsl.source import STDIN
 from rlhf_dsl.terminal import say, show, wants_color
 from runtime import launch, preflight
 from runtime.failures import report_of
@@ -52,13 +56,24 @@ def _plan_of(args: Any, ranks: Optional[int] = None) -> tuple[Plan, str]:
         raise fault("R0156", option="-s")
     if wanted and wanted != plan.world:
         raise fault("R0152", started=wanted, wanted=plan.world)
-    source = Path(plan.program.path)
-    return plan, source.read_text(encoding="utf-8") if source.is_file() else ""
+    return plan, _text_of(plan)
+
+
+def _text_of(plan: Plan) -> str:
+    """The program that a plan was made of, if it is where it was, as it was."""
+    if plan.program.path == STDIN:
+        return ""
+    with contextlib.suppress(DiagnosticError):
+        text = read_source(plan.program.path).text
+        if hashlib.sha256(text.encode()).hexdigest() == plan.program.digest:
+            return text
+    return ""
 
 
 def _make_folder(plan: Plan, text: str, args: Any) -> RunFolder:
     try:
-        folder = RunFolder(Path(args.run_dir).absolute()).create() if args.run_dir else new_run_folder(RUNS, plan.program.name)
+        chosen = RunFolder(Path(args.run_dir).absolute()) if args.run_dir else None
+        folder = chosen.create() if chosen else new_run_folder(RUNS, plan.program.name)
         folder.program.write_text(text, encoding="utf-8")
         folder.overrides.write_text(json.dumps(args.set, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         folder.plan.write_text(plan.to_json(), encoding="utf-8")

@@ -10,7 +10,7 @@ from rlhf_dsl.source import Source
 
 
 def place_of(plan: Plan, line: int) -> tuple[Span | None, dict[str, Any]]:
-    """(span, keywords) for `fault` and `diagnostic`: the statement in a line, or the file where the plan has no such line."""
+    """(span, keywords) for `fault` and `diagnostic`: the statement in a line, or the file where the plan lacks the line."""
     text = plan.line_text(line)
     if not text.strip():
         return None, {"place": f"{plan.program.path}:{line}" if line else plan.program.path}

@@ -50,7 +50,8 @@ def _collect(found: list[Diagnostic], task: Callable[[], object]) -> None:
         found.extend(error.diagnostics)
 
 
-def _row_checks(plan: Plan, streams: dict[str, Stream], tokenizers: dict[str, Tokenizer]) -> Iterator[Callable[[], object]]:
+def _row_checks(plan: Plan, streams: dict[str, Stream],
+                tokenizers: dict[str, Tokenizer]) -> Iterator[Callable[[], object]]:
     for section in plan.evals:
         for root in section.roots:
             yield lambda: streams[root].first(plan.dims[root].size)
@@ -100,7 +101,8 @@ def _check_prompts(plan: Plan, spec: DataSpec, column: ColumnSpec, table: Table,
             raise fault("R0315", place=table.place(row), what="the prompt", tokens=tokens, model=model, context=context)
 
 
-def _check_responses(plan: Plan, spec: DataSpec, column: ColumnSpec, table: Table, tokenizers: dict[str, Tokenizer]) -> None:
+def _check_responses(plan: Plan, spec: DataSpec, column: ColumnSpec, table: Table,
+                     tokenizers: dict[str, Tokenizer]) -> None:
     """Raises R0315 for a row that is longer than the context, R0311 for a tokenizer without an end token."""
     context, tokenizer = shape_of(plan, column.policy).max_positions, tokenizers[column.policy]
     bound = plan.dims[column.dims[-1]].size

@@ -147,7 +147,8 @@ def _failure(rank: int, error: BaseException) -> dict[str, Any]:
     from rlhf_dsl.diagnostics import DiagnosticError
     from rlhf_dsl.render import render
 
-    failure = {"rank": rank, "time": time.time(), "trace": traceback.format_exc(), "kind": type(error).__name__, "text": str(error)}
+    failure = {"rank": rank, "time": time.time(), "trace": traceback.format_exc(), "kind": type(error).__name__,
+               "text": str(error)}
     if isinstance(error, DiagnosticError):
         return failure | {"consequence": False, "rendered": render(error.diagnostics), "code": error.exit_code}
     return failure | {"consequence": any(sign in str(error) for sign in LOST_PEER), "rendered": "", "code": EXIT_FAILED}

@@ -48,7 +48,8 @@ def commands(text: str, first: int) -> Iterator[Command]:
         command = "\n".join(line[2:] for line in lines[start:start + more])
         body = "\n".join(lines[start + more:stop]).strip("\n")
         found = re.search(r"(?:^|\n)exit: (\d+)$", body)
-        yield Command(first + start, command, (body[:found.start()] if found else body).strip("\n"), int(found[1]) if found else 0)
+        expected = (body[:found.start()] if found else body).strip("\n")
+        yield Command(first + start, command, expected, int(found[1]) if found else 0)
 
 
 def matches(expected: str, printed: str) -> bool:

@@ -11,8 +11,8 @@ import bisect
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
-SWEEPS = 12
-ROUNDS = 24
+SWEEPS, ROUNDS = 12, 24
+MOST_CROSSED = 10_000  # places of lines in layers; a drawing with more has lines that go straight
 GAP, LINE_GAP = 22.0, 14.0  # between nodes, and around a line
 LAYER_GAP, PHASE_GAP = 40.0, 84.0
 MARGIN = 28.0
@@ -87,18 +87,22 @@ def _layers(boxes: Sequence[Box], edges: Sequence[tuple[int, int]]) -> dict[int,
 
 
 def _with_lines(by_id, layers, edges):
-    """All places; which are joined; the places that each edge passes."""
+    """All places; which are joined from one layer to the next; the places that each edge passes."""
+    lowest: dict[int, int] = {}
+    for source, target in edges:
+        lowest[source] = max(layers[target], lowest.get(source, 0))
+    straight = sum(low - layers[source] - 1 for source, low in lowest.items()) > MOST_CROSSED
     nodes = {i: _Place(box, layers[i], False) for i, box in by_id.items()}
     crossed: dict[tuple[int, int], _Place] = {}
     links: dict[tuple[int, int], tuple[_Place, _Place]] = {}
     routes: dict[tuple[int, int], list[_Place]] = {}
     for source, target in edges:
         route = [nodes[source]]
-        for layer in range(layers[source] + 1, layers[target]):
+        for layer in () if straight else range(layers[source] + 1, layers[target]):
             route.append(crossed.setdefault((source, layer), _Place(by_id[source], layer, True)))
         route.append(nodes[target])
         routes[source, target] = route
-        links.update({(id(a), id(b)): (a, b) for a, b in zip(route, route[1:])})
+        links.update({(id(a), id(b)): (a, b) for a, b in zip(route, route[1:]) if b.layer == a.layer + 1})
     return [*nodes.values(), *crossed.values()], list(links.values()), routes
 
 

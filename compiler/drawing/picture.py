@@ -15,7 +15,7 @@ TITLE, TEXT = 7.3, 6.7  # widths of a character of the two sizes of type, px
 HEIGHTS = (28.0, 44.0)  # of nodes with one and two lines
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("compiler", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined)
+    keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
 
 
 def svg(drawing: Drawing) -> str:

@@ -21,7 +21,8 @@ Nested = Any  # an int, or a list of Nested
 def call(scope: Scope, runner: OpRunner, args: Sequence[Value], lead: tuple[str, ...], keep: int) -> dict[int, Any]:
     """The results by their local place over `lead`, the result's dims without a ragged one."""
     orders = [_order(annotation_dims(annotation), value.dims) for (_, annotation), value in zip(runner.op.args, args)]
-    means = {name: dim for (_, annotation), order in zip(runner.op.args, orders) for name, dim in zip(annotation_dims(annotation), order)}
+    means = {name: dim for (_, annotation), order in zip(runner.op.args, orders)
+             for name, dim in zip(annotation_dims(annotation), order)}
     into = tuple(d for d in (means[name] for name in runner.op.result_dims) if d in lead)
     root = next((d for d in lead if d in scope.frame.rows), None)
     chosen = [0] if root is None else kept_places(scope, (root,), keep)
@@ -42,9 +43,10 @@ def kept_places(scope: Scope, lead: tuple[str, ...], keep: int) -> list[int]:
 
 
 def cells_of(scope: Scope, value: Value) -> tuple[tuple[str, ...], list]:
-    """(dims without a ragged one, one cell for each of their elements): a scalar, a text, or the list of a row's tokens."""
+    """(dims without a ragged one, a cell for each of their elements): a scalar, a text, or the list of a row's tokens."""
     if scope.frame.is_ragged(value.dims):
-        return value.dims[:-1], [part.tolist() for part in value.data.split(scope.frame.row_lengths(value.dims).tolist())]
+        parts = value.data.split(scope.frame.row_lengths(value.dims).tolist())
+        return value.dims[:-1], [part.tolist() for part in parts]
     return value.dims, value.data.tolist() if isinstance(value.data, torch.Tensor) else value.data
 
 
@@ -53,7 +55,8 @@ def _order(names: tuple[str, ...], dims: tuple[str, ...]) -> tuple[str, ...]:
     return names if set(names) == set(dims) else dims
 
 
-def _column(scope: Scope, value: Value, order: tuple[str, ...], root: str | None, chosen: list[int], keep: int) -> list:
+def _column(scope: Scope, value: Value, order: tuple[str, ...], root: str | None, chosen: list[int],
+            keep: int) -> list:
     dims, cells = cells_of(scope, value)
     order = tuple(d for d in order if d in dims)
     return [_filled(_places(scope, order, dims, root, row, keep), cells) for row in chosen]

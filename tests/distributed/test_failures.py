@@ -66,8 +66,13 @@ def test_checkpoints_load_in_transformers(whole):
 
 # ---- the user's own mpiexec
 
+def compile_for_two(desk, plan: str, setting: str) -> None:
+    done = rlflowc("compile", "small.rlflow", "--ranks", "2", "-s", setting, "-o", plan, cwd=desk)
+    assert done.returncode == 0, done.stderr
+
+
 def test_mpiexec_runs_a_plan_and_saves_on_sigusr1(whole, desk):
-    assert rlflowc("compile", "small.rlflow", "--ranks", "2", "-s", "wait=0.05", "-o", "two.plan.json", cwd=desk).returncode == 0
+    compile_for_two(desk, "two.plan.json", "wait=0.05")
     job = start_mpiexec(desk, "by-mpiexec", 2, "two.plan.json")
     job.until(lambda: job.iterations() >= 1)
     job.rank(1).send_signal(signal.SIGUSR1)
@@ -80,14 +85,14 @@ def test_mpiexec_runs_a_plan_and_saves_on_sigusr1(whole, desk):
 
 
 def test_mpiexec_with_another_number_of_ranks(desk):
-    assert rlflowc("compile", "small.rlflow", "--ranks", "2", "-o", "of-two.plan.json", cwd=desk).returncode == 0
+    compile_for_two(desk, "of-two.plan.json", "wait=0")
     code, talk = start_mpiexec(desk, "of-three", 3, "of-two.plan.json").end()
     assert code == 2 and talk.count("error[R0152]") == 1 and "Traceback" not in talk
     assert not (desk / "of-three").exists()
 
 
 def test_mpiexec_gives_one_report_of_a_failure(desk):
-    assert rlflowc("compile", "small.rlflow", "--ranks", "2", "-s", "wait=-1", "-o", "bad.plan.json", cwd=desk).returncode == 0
+    compile_for_two(desk, "bad.plan.json", "wait=-1")
     job = start_mpiexec(desk, "failing", 2, "bad.plan.json")
     code, talk = job.end(240)
     assert code == 4 and talk.count("error[R") == 1 and "Traceback" not in talk, talk
@@ -125,7 +130,7 @@ def test_ctrl_c_saves_at_the_next_boundary_and_the_checkpoint_continues(desk):
     code, talk = job.end()
     done = job.iterations()
     assert code == 130 and not job.left() and "Traceback" not in talk, talk
-    assert "stopping after this step" in talk and "stopped as asked; the models are saved" in talk
+    assert "stopping after this step" in talk and "stopped as asked" in talk
     saved = desk / "stopped" / "checkpoints" / f"step-{done:06d}"
     assert {"actor", "critic"} <= {p.name for p in saved.iterdir()}
 
