@@ -9,7 +9,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Optional, Sequence
 
-from compiler.cluster import Cluster, local_cluster, read_cluster
+from compiler.cluster import Cluster, local_cluster
+from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program, lower_and_place, program_folder, read_shapes
 from compiler.explain import explain_json, explain_text
 from compiler.ir import FlowGraph

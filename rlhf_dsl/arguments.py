@@ -49,8 +49,9 @@ _EXAMPLES = {
     "resume": """examples:
   rlflowc resume runs/ppo-20260101-120000
   rlflowc resume runs/ppo-20260101-120000 --ranks 4 -s run.steps=200""",
-    "eval": """example:
-  rlflowc eval grpo.rlflow --feed case.json --dp 2 --json""",
+    "eval": """examples:
+  rlflowc eval grpo.rlflow --feed case.json --dp 2 --json
+  rlflowc eval grpo.rlflow --feed case.json --check-grad""",
     "ops": """examples:
   rlflowc ops                                  everything that a program may use
   rlflowc ops togo""",
@@ -191,6 +192,7 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dp", metavar="N", type=_count, default=1, help="split the rows over N shards")
     parser.add_argument("--micro-batch", metavar="ROWS", type=_count, help="rows of a micro-batch; all unless given")
     parser.add_argument("--no-shuffle", action="store_true", help="take mini-batches in the order of the rows")
+    parser.add_argument("--check-grad", action="store_true", help="compare every gradient with finite differences")
     parser.add_argument("--dtype", choices=("f64", "f32"), default="f64", help="the arithmetic")
     _json(parser)
 

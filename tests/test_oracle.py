@@ -15,7 +15,7 @@ from rlhf_dsl.builtins import call_text
 from rlhf_dsl.frontend import load, loads
 from rlhf_dsl.typed import Bind, Checked, Expr, Schedule
 from runtime import draws as named_draws
-from tests.distributed.judging import HEADER, Run, Subject, judge, launch, result, shipped_programs
+from tests.distributed.judging import CLEAR, HEADER, Run, Subject, judge, launch, result, shipped_programs
 from tests.oracle import Iteration, Oracle
 from tests.oracle.draws import permuted, uniform
 from tests.oracle.equations import Cells, Scope, constant
@@ -112,7 +112,8 @@ def test_given_numbers(path):
     case = json.loads(path.read_text())
     sizes = {name: str(n) for name, n in case["feed"].get("dims", {}).items()}
     program = loads("\n".join(case["program"]) + "\n", sizes, str(ROOT / "programs" / "case.rlflow"))
-    run, expect, tolerance = FedOracle(program, case["feed"], "--no-shuffle" not in case["args"]), case["expect"], case["tolerance"]
+    run = FedOracle(program, case["feed"], "--no-shuffle" not in case["args"])
+    expect, tolerance = case["expect"], case["tolerance"]
     bound = {s.name: s.expr for s in program.rollout if isinstance(s, Bind)}
     for name, wanted in expect.get("rollout", {}).items():
         same({at: x for at, x in run.scope.known[bound[name]].items()}, wanted, tolerance)
@@ -146,8 +147,8 @@ def check_steps(run: FedOracle, model: str, wanted: list[dict], tolerance: float
 
 def test_draws_are_those_of_the_runtime():
     """Two implementations of one text."""
-    for seed, iteration, row, place, position in itertools.product((0, -1, 7), (1, 40), (0, 2 ** 40), (0, 3), (0, 11)):
-        assert uniform(seed, "y", iteration, row, place, position) == named_draws.uniform(seed, "y", iteration, row, place, position)[0]
+    for seed, *what in itertools.product((0, -1, 7), (1, 40), (0, 2 ** 40), (0, 3), (0, 11)):
+        assert uniform(seed, "y", *what) == named_draws.uniform(seed, "y", *what)[0]
     assert permuted(50, 3, "b", 2, 1) == named_draws.permutation(50, 3, "b", 2, 1).tolist()
 
 
@@ -206,8 +207,7 @@ def test_unknown_forms_are_named():
 
 # ---- shipped programs on one rank --------------------------------------------------------------------
 
-# `dapo` refills. In `online_dpo` the last bit of a score decides whether two equal responses count as a pair.
-BEYOND = ("dapo", "online_dpo")
+BEYOND = ("dapo",)  # it refills
 PROGRAMS = [path.stem for path in sorted((ROOT / "programs").glob("*.rlflow")) if path.stem not in BEYOND]
 
 
@@ -217,7 +217,7 @@ def small(name: str) -> Subject:
     held = {root for section in program.evals for root in section.roots}
     rows = 2 * max((u.minibatches for u in program.updates), default=3)
     sizes = {d.name: "5" if d.name in held else str(rows) for d in program.dims.values() if d.root}
-    return Subject(name, "tiny", sizes | {"run.steps": "2"})
+    return Subject(name, "tiny", sizes | {"run.steps": "2"}, CLEAR.get(name, ()))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cluster import local_cluster, read_cluster
+from compiler.cluster import local_cluster
+from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
 from compiler.passes import NAMES
 from compiler.plan import LayoutSpec, Plan, UpdateLoop

@@ -40,8 +40,10 @@ class SplitReductions:
 
 
 def _exists_before(graph: FlowGraph, value: str, phase: str) -> bool:
-    maker = graph.producer(value)
-    return maker is not None and maker.phase != phase and not names.is_eval(maker.phase)
+    """Whether a value is there when the update `phase` begins; those of a mini-batch are gone after it."""
+    maker, order = graph.producer(value), graph.phases()
+    earlier = maker is not None and order.index(maker.phase) < order.index(phase)
+    return earlier and not names.is_update(maker.phase)
 
 
 class _Loop:

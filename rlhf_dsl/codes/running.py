@@ -104,6 +104,13 @@ CODES: tuple[Code, ...] = (
         "look at what it is made of: a division by something that can be 0, a `log` of 0, or an `exp` of something large", status=2,
     ),
     Code(
+        "R0160", "the gradient of `{model}` by `{call}`{where} is {gradient}, finite differences give {difference}",
+        "`--check-grad` moves each fed number a little either way, evaluates the objective as written again, and compares the "
+        "slope with the gradient that training takes. At kinks and jumps any slope between those of both sides is right.",
+        "step {step} trains with another gradient than that of its equation: a bug in rlflow; report program and feed",
+        status=1,
+    ),
+    Code(
         "R0161", "the feed cannot be read: {reason}",
         "A feed is a JSON object in a file, `rlflow.feed/1`: numbers in place of what models, data and Python ops give.",
         "see the language reference for the parts of a feed", status=2,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(executor: "Executor", loop: UpdateLoop, scope: Scope) -> None:
-    """All epochs of `loop`. Metrics are averaged over its mini-batches."""
+    """All epochs of `loop`. Metrics are averaged over the iteration's mini-batches, of all updates that record them."""
     for step in loop.before:
         executor._do(step, scope)
     sums: dict[str, list[float]] = {}
@@ -27,8 +27,10 @@ def run(executor: "Executor", loop: UpdateLoop, scope: Scope) -> None:
         for chosen in minibatches(executor, loop, scope, epoch):
             if all(rows.numel() for rows in chosen.values()):
                 _minibatch(executor, loop, scope.child(chosen), sums)
-    executor.iteration.series |= sums
-    executor.iteration.metrics |= {name: sum(values) / len(values) for name, values in sums.items()}
+    series = executor.iteration.series
+    for name, values in sums.items():
+        series.setdefault(name, []).extend(values)
+        executor.iteration.metrics[name] = math.fsum(series[name]) / len(series[name])
 
 
 def minibatches(executor: "Executor", loop: UpdateLoop, scope: Scope, epoch: int) -> Iterable[dict[str, torch.Tensor]]:

@@ -161,22 +161,24 @@ def _kept(executor: FeedExecutor) -> dict[str, Any]:
 
 
 def _train(executor: FeedExecutor) -> dict[str, list[dict[str, Any]]]:
+    """By model, an entry for each mini-batch, those of all its updates one after another."""
     found: dict[str, list[dict[str, Any]]] = {}
     for update in executor.checked.updates:
         for train in update.trains:
+            key = update.index, train.model
             objectives = executor.iteration.series.get(names.training_metric(train.model, update.index), [])
-            entries = executor.gradients.get(train.model, [])
+            entries = executor.gradients.get(key, [])
             if executor.iteration.skipped:
                 objectives, entries = [None] * update.minibatches * update.epochs, []
-            found[train.model] = [
-                {"objective": objective, "grad": _gradients(executor, train.model, entries[i] if i < len(entries) else None)}
-                for i, objective in enumerate(objectives)]
+            found.setdefault(train.model, []).extend(
+                {"objective": objective, "grad": _gradients(executor, key, entries[i] if i < len(entries) else None)}
+                for i, objective in enumerate(objectives))
     return found
 
 
-def _gradients(executor: FeedExecutor, model: str, entry: Optional[dict[str, Tensor]]) -> dict[str, Any]:
+def _gradients(executor: FeedExecutor, key: tuple[int, str], entry: Optional[dict[str, Tensor]]) -> dict[str, Any]:
     found = {}
-    for named in executor.trains[model].calls:
+    for named in executor.trains[key].calls:
         expr = executor.exprs[named.expr]
         text = call_text(expr)
         values, counts = executor.call_value(expr, True)

@@ -44,8 +44,8 @@ class FeedModels:
 class FeedExecutor(Executor):
     """One shard of an evaluation.
 
-    gradients: by model, for each mini-batch the gradient of the objective as written with respect to each call, over all
-    samples of the iteration, as far as this shard's rows contribute
+    trains: by update and model; gradients: likewise, for each mini-batch the gradient of the objective as written with
+    respect to each call, over all samples of the iteration, as far as this shard's rows contribute
     """
 
     def __init__(self, plan: Plan, checked: Checked, world: World, feed: Feed, dtype: torch.dtype, shuffle: bool) -> None:
@@ -56,9 +56,10 @@ class FeedExecutor(Executor):
         self.fed: dict[Expr, FedResponse] = {}
         self.scope: Optional[Scope] = None
         self.update_scopes: list[tuple[int, Scope]] = []
-        self.gradients: dict[str, list[dict[str, Tensor]]] = {}
+        self.gradients: dict[tuple[int, str], list[dict[str, Tensor]]] = {}
         self.models.on_step = self._collect
-        self.trains = {s.model: s for u in plan.steps if isinstance(u, UpdateLoop) for s in u.body if isinstance(s, TrainStep)}
+        updates = [u for u in plan.steps if isinstance(u, UpdateLoop)]
+        self.trains = {(u.index, s.model): s for u in updates for s in u.body if isinstance(s, TrainStep)}
         self._fed_calls: dict[tuple, tuple[Tensor, Tensor]] = {}
 
     # ---- what the feed stands for
@@ -122,7 +123,7 @@ class FeedExecutor(Executor):
         full = given.lengths if given.own is None else torch.tensor([len(row) for row in given.own], dtype=torch.int64)
         loading.set_lengths(scope, name, expr.type.dims, torch.stack([torch.ones_like(full), full, given.lengths], 1))
         scope.rows.own[name] = given.own is not None
-        here = self._samples_here(scope, lead)
+        here = self.samples_here(scope, lead)
         own = None if given.own is None else torch.tensor([x for i in here.tolist() for x in given.own[i]], dtype=torch.bool)
         scope.env[expr] = Value(expr.type.dims, Sequences(
             numbered(len(self.responses) - 1, here, full[here]), torch.ones_like(here), full[here], own,
@@ -130,7 +131,8 @@ class FeedExecutor(Executor):
         for field in self.fields.get(expr, []):
             self.fill_field(scope, field)
 
-    def _samples_here(self, scope: Scope, lead: tuple[str, ...]) -> Tensor:
+    def samples_here(self, scope: Scope, lead: tuple[str, ...]) -> Tensor:
+        """The samples of this shard's rows, by their numbers in the iteration."""
         return scope.rows.units(lead, scope.rows_of(lead[0], self.world.rank))
 
     def fill_field(self, scope: Scope, field: Expr) -> None:
@@ -143,7 +145,7 @@ class FeedExecutor(Executor):
         if kind == "truncated":
             return batch.truncated
         if kind == "text":
-            here = self._samples_here(scope, self.dims.sample_dims(response.type.dims))
+            here = self.samples_here(scope, self.dims.sample_dims(response.type.dims))
             return [given.text[i] if given.text else "" for i in here.tolist()]
         if batch.logprobs is None:
             self.feed.refuse(f"`responses.{model_calls.response_name(response)}` has no `logprobs`, which the program reads")
@@ -157,7 +159,7 @@ class FeedExecutor(Executor):
         if expr.op == "call":
             values, counts = self.call_value(expr, _is_update(expr))
             lead = self.dims.sample_dims(expr.args[0].type.dims)
-            scope.env[expr] = Value(expr.type.dims, values[ragged_index(counts, self._samples_here(scope, lead))])
+            scope.env[expr] = Value(expr.type.dims, values[ragged_index(counts, self.samples_here(scope, lead))])
             return
         text = call_text(expr)
         nested = self._given(text, _is_update(expr))
@@ -179,21 +181,22 @@ class FeedExecutor(Executor):
 
     def call_value(self, call: Expr, update: bool) -> tuple[Tensor, Tensor]:
         """(packed values, elements of each sample) of a call over all samples."""
-        return self._call_value(*self._call_key(call), update)
+        return self._call_value(*self._call_key(call), update, call_text(call))
 
-    def _call_value(self, model: str, operation: str, index: int, temperature: float,
-                    update: bool) -> tuple[Tensor, Tensor]:
+    def _call_value(self, model: str, operation: str, index: int, temperature: float, update: bool,
+                    text: str = "") -> tuple[Tensor, Tensor]:
+        """text: of a call that the plan does not make, since nothing needs it but the answer."""
         call = (model, operation, index, temperature)
         if (*call, update) not in self._fed_calls:
-            self._fed_calls[*call, update] = self._read_call(call, update)
+            self._fed_calls[*call, update] = self._read_call(call, update, text)
         return self._fed_calls[*call, update]
 
-    def _read_call(self, call: tuple[str, str, int, float], update: bool) -> tuple[Tensor, Tensor]:
+    def _read_call(self, call: tuple[str, str, int, float], update: bool, text: str) -> tuple[Tensor, Tensor]:
         """From the feed, under any of the texts in which the program writes this call."""
         _, operation, index, _ = call
         response = self.responses[index]
         known = [e for e in self.exprs if e.op == "call" and e.args[0] in self.responses and self._call_key(e) == call]
-        texts = list(dict.fromkeys(map(call_text, known)))
+        texts = list(dict.fromkeys([*map(call_text, known), *filter(None, [text])]))
         text = next((t for t in texts if self.feed.call(t, update) is not None), texts[0])
         lead = self.dims.sample_dims(response.type.dims)
         rows = self.feed.flatten(self._given(text, update), [self.plan.dims[d].size for d in lead], f"calls: {text}")
@@ -224,14 +227,15 @@ class FeedExecutor(Executor):
         self.update_scopes.append((loop.index, scope))
 
     def _collect(self, model: str) -> None:
-        engine, step = self.models.engines[model], self.trains[model]
+        key = self.update_scopes[-1][0], model
+        engine, step = self.models.engines[model], self.trains[key]
         sign = -1.0 if step.maximize else 1.0
         found = {}
         for named in step.calls:
             expr = self.exprs[named.expr]
             leaf = engine.leaf(*self._call_key(expr)[1:])
             found[call_text(expr)] = torch.zeros_like(leaf) if leaf.grad is None else sign * leaf.grad
-        self.gradients.setdefault(model, []).append(found)
+        self.gradients.setdefault(key, []).append(found)
         engine.zero_grad()
 
 

@@ -109,10 +109,11 @@ def read_feed(path: str) -> Feed:
         raise fault("R0161", place=path, reason=f"it is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise fault("R0161", place=path, reason="it is not a JSON object")
-    return _feed(path, value)
+    return feed_of(path, value)
 
 
-def _feed(path: str, value: Mapping[str, Any]) -> Feed:
+def feed_of(path: str, value: Mapping[str, Any]) -> Feed:
+    """The feed that a JSON object says; `path` names it in messages. Raises R0162 for unknown parts."""
     empty = Feed(path)
     if value.get("format", FORMAT) != FORMAT:
         empty.refuse(f"`format` is {value['format']!r}, `{FORMAT}` is expected")
@@ -137,5 +138,3 @@ def _feed(path: str, value: Mapping[str, Any]) -> Feed:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             empty.refuse(f"`dims.{name}` is {size!r}, a size from 1 up is expected")
     return Feed(path, parts["dims"], parts["data"], parts["responses"], calls, parts["state"])
-
-

@@ -1,8 +1,8 @@
 """Runs plans on ranks and compares what came out: with another run, or with the oracle.
 
-Tokens are equal; metrics and losses differ by at most 1e-4 max(1, |y|), gradient norms by 1e-3 of the norm, weights by 1e-4. A
-response may leave the reference where the number that drew a token lies within 1e-4 of a tie; it is then compared with the
-oracle on the same tokens.
+Tokens are equal; metrics and losses differ by at most 1e-4 max(1, |y|), gradient norms by 1e-3 of the norm, weights by
+1e-4. A response may leave the reference where the number that drew a token lies within 1e-4 of a tie; it is then
+compared with the oracle on the same tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METRICS, NORMS, WEIGHTS, NEAR_TIE = 1e-4, 1e-3, 1e-4, 1e-4
 
 @dataclass(frozen=True)
 class Subject:
-    """A shipped program, made small. base: the folder in `models` that its parameter names; changes: (old, new) text."""
+    """A shipped program, made small. base: the folder in `models` that it starts from; changes: (old, new) text."""
 
     program: str
     base: str
@@ -44,17 +44,27 @@ class Subject:
         for old, new in self.changes:
             assert old in text
             text = text.replace(old, new)
-        return loads(text.replace('"builtin:', '"models/') + plan, self.overrides | {"base": f"models/{self.base}"}, str(path))
+        overrides = self.overrides | {"base": f"models/{self.base}"}
+        return loads(text.replace('"builtin:', '"models/') + plan, overrides, str(path))
+
+
+# Questions that rounding would answer: have two equal responses the same score, is a model better than itself?
+CLEAR = {
+    "dpo": (("mean(chosen > rejected)", "mean(chosen > rejected + 0.001)"),),
+    "ipo": (("mean(chosen > rejected)", "mean(chosen > rejected + 0.001)"),),
+    "online_dpo": (("mean(chosen > rejected)", "mean(chosen > rejected + 0.001)"),),
+}
 
 
 def shipped_programs(folder: Path) -> Path:
-    """A copy of the programs with their data and models, and one more: Qwen2 of random weights, with biases and a tied head."""
+    """A copy of the programs with their data and models, and one more: `qwen2`, random weights, biases, a tied head."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shutil.copytree(ROOT / "programs", folder)
     config = Qwen2Config(
-        vocab_size=104, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.15)
+        vocab_size=104, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+        pad_token_id=0, initializer_range=0.15)
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
@@ -69,10 +79,11 @@ def shipped_programs(folder: Path) -> Path:
 
 def launch(ranks: int, folder: Path) -> None:
     """Runs all plans in `folder` that are for this number of ranks: see `matrix.py`."""
-    command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-W", "ignore", "-m", "mpi4py", "-m", "matrix", str(folder)]
+    python = [sys.executable, "-P", "-W", "ignore", "-m", "mpi4py", "-m", "matrix", str(folder)]
     scratch = folder / f"scratch-{ranks}"
     scratch.mkdir()
     environment = {**rank_environment(ranks, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
+    command = [mpiexec(), "-n", str(ranks), *python]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
@@ -94,12 +105,14 @@ class Run:
     @staticmethod
     def of_oracle(oracle: Oracle) -> "Run":
         metrics = [i.metrics for i in oracle.run() if i.metrics]
-        tokens = {name: [{at: r.tokens for at, r in once.items()} for once in times] for name, times in oracle.generated.items()}
+        tokens = {name: [{at: r.tokens for at, r in once.items()} for once in times]
+                  for name, times in oracle.generated.items()}
         return Run(metrics, tokens, {name: w for name, w in oracle.weights().items() if oracle.models[name].optimizer})
 
     @staticmethod
     def of_result(found: dict) -> "Run":
-        tokens = {name: [{tuple(at): row for at, row in once} for once in times] for name, times in found["responses"].items()}
+        tokens = {name: [{tuple(at): row for at, row in once} for once in times]
+                  for name, times in found["responses"].items()}
         return Run(found["metrics"], tokens, found["weights"])
 
     @property
@@ -111,7 +124,9 @@ class Run:
         assert [m.keys() for m in self.metrics] == [m.keys() for m in other.metrics]
         found = {"metrics": 0.0, "norms": 0.0, "weights": self._weights(other) / WEIGHTS}
         for name, mine, right in self._pairs(other):
-            kind, allowed = ("norms", NORMS * abs(right)) if name.endswith("/grad_norm") else ("metrics", METRICS * max(1, abs(right)))
+            kind, allowed = "metrics", METRICS * max(1, abs(right))
+            if name.endswith("/grad_norm"):
+                kind, allowed = "norms", NORMS * abs(right)
             found[kind] = max(found[kind], abs(mine - right) / allowed if mine != right else 0.0)
         return found
 
@@ -128,7 +143,7 @@ class Run:
 
 @dataclass
 class Verdict:
-    """deviations: as shares of the allowed; parted: rows that left the reference at a near tie; margin: the largest of those"""
+    """deviations: as shares of the allowed; parted: rows that left the reference; margin: the largest of theirs"""
 
     deviations: dict[str, float]
     rows: int

@@ -1,4 +1,4 @@
-"""Run under mpiexec with a folder of plans as argument: runs each plan, for as many ranks as there are, one after the other.
+"""Run under mpiexec with a folder of plans as argument: runs each plan that is for as many ranks, one after the other.
 
 Of NAME.plan.json rank 0 writes NAME.result.json:
     metrics     by iteration, as the run reports them
@@ -44,8 +44,9 @@ CUT_EVENLY = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"
 class Resharding:
     """The actor's weights as they arrive at a sampler. All counts are of all ranks together.
 
-    wrong: elements that differ from the whole tensors; moved, planned, formula: bytes received from others, by the mover's
-    count, by the plan, and, of the tensors that are cut evenly, by HybridFlow's formula (None where it does not apply)
+    wrong: elements that differ from the whole tensors; moved, planned: bytes received from others, by the mover's count
+    and by the plan; evenly_cut, formula: those of tensors that are cut evenly, by the plan and by HybridFlow's formula
+    (None where it does not apply)
     """
 
     wrong: int
@@ -77,7 +78,8 @@ class Recorder(Executor):
         group = scope.rows.dims.group(dims[:-1])
         for i, (prompt, own) in enumerate(zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist())):
             row = int(scope.rows_of(dims[0], scope.rank)[i // group])
-            rows.append([[row, *([i % group] if len(dims) > 2 else [])], batch.tokens[at + prompt:at + prompt + own].tolist()])
+            place = [row, i % group] if len(dims) > 2 else [row]
+            rows.append([place, batch.tokens[at + prompt:at + prompt + own].tolist()])
             at += prompt + own
         everyone = MPI.COMM_WORLD.allgather(rows)
         self.responses.setdefault(self.exprs[step.expr].attr("name"), []).append([r for part in everyone for r in part])
@@ -108,29 +110,31 @@ def _reshardings(plan: Plan, models: Models, job: meshes.Job) -> dict[str, dict]
     src, name = models.weight_layout(f"{ACTOR}.train"), f"{ACTOR}.generate"
     mover, moves = models.mover(f"{ACTOR}.train", name), plan.run.steps + 1
     held = models.weight_layout(name)
-    found = {"in the run": Resharding(_wrong(models.engine(name).export(), held, canonical, job.rank), _total(mover.bytes_received),
-                                      moves * redistribute(src, held).total_bytes)}
+    wrong = _wrong(models.engine(name).export(), held, canonical, job.rank)
+    planned = moves * redistribute(src, held).total_bytes
+    found = {"in the run": Resharding(wrong, _total(mover.bytes_received), planned)}
     for tp in (1, 2):
         if job.size % tp == 0:
             dst = WeightLayout(src.shape, src.role, generation_layout(src.layout, tp), "torch")
-            found[f"to tp {tp}"] = _resharding(models.engine(f"{ACTOR}.train").export(), src, dst, canonical, job.rank)
+            source = models.engine(f"{ACTOR}.train").export()
+            found[f"to tp {tp}"] = _resharding(source, redistribute(src, dst), canonical, job.rank)
     return {key: asdict(value) for key, value in found.items()}
 
 
-def _resharding(source: dict[str, Tensor], src: WeightLayout, dst: WeightLayout, canonical: dict[str, Tensor], rank: int) -> Resharding:
-    transfer = redistribute(src, dst)
+def _resharding(source: dict[str, Tensor], transfer: WeightTransfer, canonical: dict[str, Tensor],
+                rank: int) -> Resharding:
     mover = WeightMover(transfer, rank)
-    arrived = {name: torch.full(size, 7.0) for name, size in dst.local_tensors(rank).items()}
+    arrived = {name: torch.full(size, 7.0) for name, size in transfer.dst.local_tensors(rank).items()}
     mover.move(source, arrived)
     as_planned = (mover.bytes_received, mover.bytes_sent) == (transfer.bytes_received(rank), transfer.bytes_sent(rank))
-    wrong = _wrong(arrived, dst, canonical, rank) + _total(not as_planned)
+    wrong = _wrong(arrived, transfer.dst, canonical, rank) + _total(not as_planned)
     found = Resharding(wrong, _total(mover.bytes_received), transfer.total_bytes)
     found.evenly_cut, found.formula = _by_formula(transfer)
     return found
 
 
 def _by_formula(transfer: WeightTransfer) -> tuple[int, float | None]:
-    """Bytes of the evenly cut tensors that the plan moves, and (d_g - 1) / (t p) M of each rank (arXiv 2409.19256, table 2)."""
+    """Bytes of evenly cut tensors that the plan moves, and (d_g - 1) / (t p) M a rank (arXiv 2409.19256, table 2)."""
     train, tp = transfer.src.layout, transfer.dst.layout.tp
     even = {name: size for name, size in transfer.src.tensors.items() if name.endswith(CUT_EVENLY)}
     moved = 4 * sum(m.elements for m in transfer.moves if m.tensor in even and not m.is_local)
@@ -145,7 +149,7 @@ def _wrong(tensors: dict[str, Tensor], weights: WeightLayout, canonical: dict[st
     for piece in weights.pieces(rank):
         here = tensors[piece.local][tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.size))]
         right = canonical[piece.tensor][tuple(map(slice, piece.start, piece.stop))]
-        found += int((here.view(torch.int32) != right.view(torch.int32)).sum()) if here.shape == right.shape else here.numel()
+        found += int((here.contiguous().view(torch.int32) != right.contiguous().view(torch.int32)).sum())
     return _total(found)
 
 

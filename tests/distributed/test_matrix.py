@@ -10,22 +10,28 @@ import torch
 
 from compiler.compile import compile_program
 from rlhf_dsl.typed import Checked
-from tests.distributed.judging import HEADER, Run, Subject, Verdict, judge, launch, result, shipped_programs
+from tests.distributed.judging import CLEAR, HEADER, Run, Subject, Verdict, judge, launch, result, shipped_programs
 from tests.oracle import Oracle
 
-LAYOUTS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1))  # (tp, pp, dp), the reference first
-MAY_PART = 1e-3
+# (tp, pp, dp), the reference first
+LAYOUTS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1))
+MAY_PART = 1e-3  # of all rows
 
 # Sizes that neither ranks nor micro-batches divide. Each program at a temperature of its own, one with top-p.
 SUBJECTS = {
     "ppo": Subject("ppo", "tiny", {"b": "12", "e": "5", "run.steps": "3"}, (("temperature=1.0", "temperature=0.8"),)),
     "grpo": Subject("grpo", "tiny", {"b": "6", "g": "3", "e": "5", "run.steps": "3"},
                     (("temperature=1.0", "temperature=1.2, top_p=0.95"),)),
-    "ppo-qwen2": Subject("ppo", "qwen2", {"b": "12", "e": "5", "run.steps": "3"}, (("lr=lr)", "lr=lr, weight_decay=1)"),)),
+    "ppo-qwen2": Subject("ppo", "qwen2", {"b": "12", "e": "5", "run.steps": "3"},
+                         (("lr=lr)", "lr=lr, weight_decay=1)"),)),
     "reward_model": Subject("reward_model", "tiny-reward", {"b": "9", "run.steps": "3"}),
+    "ppo_ptx": Subject("ppo_ptx", "tiny", {"b": "8", "c": "12", "e": "5", "run.steps": "2"}),
+    "online_dpo": Subject("online_dpo", "tiny", {"b": "7", "e": "5", "run.steps": "2"}, CLEAR["online_dpo"]),
 }
 LAYOUTS_OF = {
-    "ppo": LAYOUTS, "grpo": LAYOUTS, "ppo-qwen2": ((1, 1, 1), (2, 1, 2), (2, 2, 1)), "reward_model": ((1, 1, 1), (2, 1, 1), (1, 2, 2)),
+    "ppo": LAYOUTS, "grpo": LAYOUTS,
+    "ppo-qwen2": ((1, 1, 1), (2, 1, 2), (2, 2, 1)), "reward_model": ((1, 1, 1), (2, 1, 1), (1, 2, 2)),
+    "ppo_ptx": ((1, 1, 1), (1, 2, 2)), "online_dpo": ((1, 1, 1), (2, 1, 2)),
 }
 
 
@@ -49,7 +55,8 @@ class Case:
     def plan(self, checked: Checked) -> str:
         """The `plan:` section."""
         tp, pp, dp = self.layout
-        lines = [f"    {name}: parallel(tp={tp}, pp={pp}, dp={dp}), micro_batch({self.micro_batch})" for name in checked.models]
+        how = f"parallel(tp={tp}, pp={pp}, dp={dp}), micro_batch({self.micro_batch})"
+        lines = [f"    {name}: {how}" for name in checked.models]
         lines += [f"    actor.generate: parallel(tp={self.sampler_tp})"] if "actor" in checked.models else []
         return "\nplan:\n" + "\n".join(lines) + "\n"
 
@@ -103,7 +110,7 @@ def test_few_rows_part(verdicts):
 
 @pytest.mark.parametrize("case", [case.name for case in CASES if case.subject != "reward_model"])
 def test_actor_is_resharded(results, case):
-    """Bit for bit, at the bytes of the plan, which are those of HybridFlow's formula for tensors that are cut evenly."""
+    """Bit for bit, at the bytes of the plan, which are those of HybridFlow's formula for tensors cut evenly."""
     checks = results[case]["checks"]
     assert {name: c for name, c in checks.items() if c["wrong"] or c["moved"] != c["planned"]} == {}
     by_formula = [c for c in checks.values() if c["formula"] is not None]
@@ -113,7 +120,7 @@ def test_actor_is_resharded(results, case):
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "ppo-qwen2"])
 def test_programs_are_worth_comparing(results, name):
-    """Responses of different lengths, and models that learn: else much of the above would hold of a wrong runtime too."""
+    """Responses of different lengths, models that learn: else much of the above would hold of a wrong runtime too."""
     run = Run.of_result(results[REFERENCES[name]])
     assert len({len(row) for once in run.tokens["y"] for row in once.values()}) > 1
     assert all(m["actor/grad_norm"] > 1e-3 for m in run.metrics[1:])

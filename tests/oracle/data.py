@@ -23,7 +23,8 @@ class Source:
 
     def drawn(self, position: int, n: int) -> list[tuple[int, dict]]:
         """(position in the stream, row) of the next n."""
-        return [(p, self.rows[self._order(p // len(self.rows))[p % len(self.rows)]]) for p in range(position, position + n)]
+        size = len(self.rows)
+        return [(p, self.rows[self._order(p // size)[p % size]]) for p in range(position, position + n)]
 
     def first(self, n: int) -> list[tuple[int, dict]]:
         return list(enumerate(self.rows[:n]))

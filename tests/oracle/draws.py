@@ -1,4 +1,4 @@
-"""Named random numbers, written from their definition in `runtime/draws.py` (the text, not the code), on Python integers."""
+"""Named random numbers on Python integers, written from the definition at the head of `runtime/draws.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Equations by plain loops over named coordinates: the meaning of each primitive, one element at a time.
 
-A value over dims is a dict: coordinates in the order of the dims → element. A coordinate of a root dim is the row's number
-in the iteration, of a ragged dim the place among the row's own tokens. A number is a 0-d f64 tensor, so that autograd
-follows it; a truth is a bool, a text a str. A response is a value over its dims less the ragged one.
+A value over dims is a dict: coordinates in the order of the dims → element. A coordinate of a root dim is the row's
+number in the iteration, of a ragged dim the place among the row's own tokens. A number is a 0-d f64 tensor, so that
+autograd follows it; a truth is a bool, a text a str. A response is a value over its dims less the ragged one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Scope:
         return number(self.evaluate(expr)[()])
 
     def evaluate(self, expr: Expr) -> Cells:
-        """The cells of `expr`, found once. Those of an enclosing iteration hold more rows than a mini-batch asks for."""
+        """The cells of `expr`, found once. Those of the iteration hold more rows than a mini-batch asks for."""
         if expr not in self.known:
             self.known[expr] = self.parent.evaluate(expr) if self._is_outer(expr) else self._computed(expr)
         return self.known[expr]
@@ -98,10 +98,13 @@ class Scope:
             return {c: self._rank(cells[c], groups[project(c, dims, rest)]) for c in self.coordinates(dims)}
         if expr.op == "argmax":
             return {c: self._argmax(groups[c], dims, expr.attr("over")[0]) for c in self.coordinates(rest)}
-        more = {"std": [expr.attr("unbiased", True)]}.get(expr.op, [])
-        level = q and self.evaluate(q)
-        return {c: REDUCTIONS[expr.op](list(groups[c].values()), *more, *([pick(level, q.type.dims, c, rest)] if q else []))
-                for c in self.coordinates(rest)}
+        more = [expr.attr("unbiased", True)] if expr.op == "std" else []
+        levels = self.evaluate(q) if q else {}
+        found = {}
+        for c in self.coordinates(rest):
+            level = [pick(levels, q.type.dims, c, rest)] if q else []
+            found[c] = REDUCTIONS[expr.op](list(groups[c].values()), *more, *level)
+        return found
 
     def _rank(self, own: object, group: dict) -> torch.Tensor:
         return constant(sum(bool(number(v) < number(own)) for v in group.values()))
@@ -223,8 +226,8 @@ def quantile(values: list, q: torch.Tensor) -> torch.Tensor:
 
 
 REDUCTIONS: dict[str, Callable] = {
-    "sum": total, "mean": mean, "std": std, "max": extreme_of_some(max), "min": extreme_of_some(min), "quantile": quantile, "count": count,
-    "any": any, "all": all,
+    "sum": total, "mean": mean, "std": std, "max": extreme_of_some(max), "min": extreme_of_some(min),
+    "quantile": quantile, "count": count, "any": any, "all": all,
 }
 
 

@@ -64,7 +64,8 @@ class Model:
         self.net.eval()
         self.spec, self.context = spec, self.net.config.max_position_embeddings
         self.backbone = self.net.model if spec.role == "policy" else self.net
-        self.head: Tensor = self.net.lm_head.weight if spec.role == "policy" else _score(folder, self.net.config.hidden_size)
+        own = spec.role == "policy"
+        self.head: Tensor = self.net.lm_head.weight if own else _score(folder, self.net.config.hidden_size)
         self.optimizer, self.taken, self.steps = None, 0, steps
         if spec.optimizer is not None:
             self.optimizer = _adamw(spec.optimizer, self.parameters())

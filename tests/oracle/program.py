@@ -32,8 +32,9 @@ class Iteration:
 
 
 class Oracle:
-    """told: response name → for each time it was generated, tokens by (row, sample): to follow instead of those drawn here.
+    """One run of a program.
 
+    told: response name → for each time it was generated, tokens by (row, sample): to follow instead of those drawn here
     generated: all that was sampled, in the same form
     """
 
@@ -47,7 +48,8 @@ class Oracle:
         self.sources = {d.root: Source(d, self.folder, self.seed) for d in program.data}
         self.columns = {c.name: (c, d) for d in program.data for c in d.columns}
         self.ops = {name: _imported(op) for name, op in program.ops.items()}
-        self.states = {name: float(Scope(program.dims, {}, self._leaf).scalar(s.init)) for name, s in program.states.items()}
+        nothing = Scope(program.dims, {}, self._leaf)
+        self.states = {name: nothing.scalar(s.init).item() for name, s in program.states.items()}
         self.drawn: dict[str, list[tuple[int, dict]]] = {}
         self.generated: dict[str, list[dict[Places, Response]]] = {}
         self.current = Iteration(0)
@@ -57,8 +59,8 @@ class Oracle:
         last = self.program.run.steps if steps is None else steps
         found = [self._evaluations(Iteration(0), self.program.evals)]
         for n in range(1, last + 1):
-            done = self._iteration(n)
-            found.append(self._evaluations(done, [e for e in self.program.evals if n == last or e.every and n % e.every == 0]))
+            due = [e for e in self.program.evals if n == last or e.every and n % e.every == 0]
+            found.append(self._evaluations(self._iteration(n), due))
         return found
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
@@ -75,13 +77,14 @@ class Oracle:
             scope = self._scope(section.roots)
             for statement in section.body:
                 if isinstance(statement, Metric):
-                    into.metrics[f"eval{index + 1 if index else ''}/{statement.name}"] = float(scope.scalar(statement.expr))
+                    into.metrics[f"{_section('eval', index)}/{statement.name}"] = scope.scalar(statement.expr).item()
                 else:
                     scope.evaluate(statement.expr)
         return into
 
     def _iteration(self, n: int) -> Iteration:
         self.current = Iteration(n)
+        self.logs: dict[str, list[float]] = {}  # metrics of updates, for the mean over the iteration's steps
         in_eval = {root for section in self.program.evals for root in section.roots}
         roots = [d.root for d in self.program.data if d.root not in in_eval]
         sizes = {root: self.program.dims[root].size for root in roots}
@@ -102,7 +105,8 @@ class Oracle:
         return self.current
 
     def _scope(self, roots) -> Scope:
-        scope = Scope(self.program.dims, {root: list(range(self.program.dims[root].size)) for root in roots}, self._leaf)
+        rows = {root: list(range(self.program.dims[root].size)) for root in roots}
+        scope = Scope(self.program.dims, rows, self._leaf)
         for name, (column, data) in self.columns.items():
             if column.response and data.root in roots:
                 scope.lengths[column.type.dims[-1]] = {
@@ -128,7 +132,7 @@ class Oracle:
     # ---- updates
 
     def _update(self, update: Update, outer: Scope) -> None:
-        logs: dict[str, list[float]] = {}
+        logs = self.logs
         for epoch in range(update.epochs):
             cuts = {root: self._cuts(outer, root, epoch, update.minibatches) for root in update.roots}
             for k in range(update.minibatches):
@@ -141,7 +145,8 @@ class Oracle:
         return permuted(rows, self.seed, root, self.current.number, epoch)
 
     def _cuts(self, scope: Scope, root: str, epoch: int, k: int) -> list[list[int]]:
-        order = [row for row in self._order(root, epoch, len(scope.rows[root])) if scope.kept({root: row}, len(scope.keeps))]
+        order = self._order(root, epoch, len(scope.rows[root]))
+        order = [row for row in order if scope.kept({root: row}, len(scope.keeps))]
         runs: list[list[int]] = [[] for _ in range(k)]
         for place, row in enumerate(order):
             runs[place * k // len(order)].append(row)
@@ -155,7 +160,7 @@ class Oracle:
             if isinstance(statement, Train):
                 objective = scope.scalar(statement.objective)
                 self.models[statement.model].differentiate(-objective if statement.maximize else objective)
-                log(f"train{update.index + 1 if update.index else ''}/{statement.model}", objective.item())
+                log(f"{_section('train', update.index)}/{statement.model}", objective.item())
             elif isinstance(statement, Metric):
                 log(statement.name, scope.scalar(statement.expr).item())
         for train in update.trains:
@@ -208,9 +213,7 @@ class Oracle:
     def _generate(self, scope: Scope, expr: Expr) -> Cells:
         name, model, tokens = expr.attr("name"), self.models[expr.attr("model")], self.tokens[expr.attr("model")]
         dims, prompts, data = expr.type.dims, expr.args[0], scope.evaluate(expr.args[0])
-        bound = self.program.dims[dims[-1]].size
-        options = Options(min(expr.attr("max_tokens") or bound, bound), expr.attr("temperature"), expr.attr("top_k") or 0,
-                          expr.attr("top_p") or 1.0, expr.attr("min_tokens") or 0, tokens.ends, tuple(expr.attr("stop") or ()))
+        options = self._options(expr, tokens)
         times = self.generated.setdefault(name, [])
         told, found = self.told[name][len(times)] if self.told else {}, {}
         for at in scope.coordinates(dims[:-1]):
@@ -221,6 +224,13 @@ class Oracle:
         times.append(found)
         scope.lengths[dims[-1]] = {at: len(r.tokens) for at, r in found.items()}
         return found
+
+    def _options(self, expr: Expr, tokens: Tokens) -> Options:
+        bound = self.program.dims[expr.type.dims[-1]].size
+        return Options(
+            max_tokens=min(expr.attr("max_tokens") or bound, bound), temperature=expr.attr("temperature"),
+            top_k=expr.attr("top_k") or 0, top_p=expr.attr("top_p") or 1.0, min_tokens=expr.attr("min_tokens") or 0,
+            ends=tokens.ends, stop=tuple(expr.attr("stop") or ()))
 
     def _draws(self, name: str, row: int, sample_number: int) -> Callable[[int], float]:
         return lambda position: uniform(self.seed, name, self.current.number, row, sample_number, position)
@@ -286,6 +296,10 @@ class Oracle:
         return self.folder / source if (self.folder / source).exists() else Path(source)
 
 
+def _section(kind: str, index: int) -> str:
+    return f"{kind}{index + 1}" if index else kind
+
+
 def _plain(value: object) -> object:
     return value if isinstance(value, (bool, str)) else float(number(value))
 
@@ -305,7 +319,7 @@ def _refuse(program: Checked) -> None:
     """Raises ValueError for a form that is not evaluated here."""
     refill = any(isinstance(s, Keep) and s.refill for s in program.rollout)
     batched = any(op.batched for op in program.ops.values())
-    forms = {"`lag`": program.run.lag, "`refill`": refill, "`run: epochs`": program.run.epochs, "batched Python ops": batched}
+    forms = {"`lag`": program.run.lag, "`refill`": refill, "`run: epochs`": program.run.epochs, "batched ops": batched}
     found = [name for name, used in forms.items() if used]
     if found:
         raise ValueError(f"the oracle does not evaluate {', '.join(found)}")

@@ -35,8 +35,9 @@ class Response:
     margins: list[float] = field(default_factory=list)
 
 
-def sample(logits_after: Callable[[list[int]], Tensor], prompt: list[int], options: Options, draw: Callable[[int], float],
-           decode: Callable[[list[int]], str], context: int, told: Optional[Sequence[int]] = None) -> Response:
+def sample(logits_after: Callable[[list[int]], Tensor], prompt: list[int], options: Options,
+           draw: Callable[[int], float], decode: Callable[[list[int]], str], context: int,
+           told: Optional[Sequence[int]] = None) -> Response:
     """logits_after: tokens → f32 [V]; draw: position → [0, 1).
 
     told: tokens that some other sampler drew. They are followed; where they differ from the ones drawn here, the margin
@@ -54,13 +55,17 @@ def sample(logits_after: Callable[[list[int]], Tensor], prompt: list[int], optio
         plain = torch.log_softmax(logits, 0).tolist()
         found.logprobs.append(math.log(weights[token]) if options.temperature and weights[token] > 0 else plain[token])
         found.tokens.append(token)
-        ended = token in options.ends or (len(found.tokens) >= options.min_tokens and any(s in decode(found.tokens) for s in options.stop))
+        ended = token in options.ends or _is_stopped(decode(found.tokens), found, options)
         if ended or len(found.tokens) == limit:
             found.truncated = not ended
             break
     if told is not None and len(told) != len(found.tokens):
         found.margins.append(math.inf)
     return found
+
+
+def _is_stopped(text: str, found: Response, options: Options) -> bool:
+    return len(found.tokens) >= options.min_tokens and any(stop in text for stop in options.stop)
 
 
 def _follow(found: Response, told: Sequence[int], drawn: int, weights: list[float], u: Optional[float]) -> int:
@@ -73,7 +78,7 @@ def _follow(found: Response, told: Sequence[int], drawn: int, weights: list[floa
 
 
 def distribution(logits: Tensor, options: Options, place: int) -> list[float]:
-    """Probabilities after temperature, then the k most likely, then of those the fewest that reach p (ties: lower ids)."""
+    """Probabilities after temperature, then of the k most likely, then of the fewest that reach p (ties: lower ids)."""
     if place < options.min_tokens:
         logits = logits.clone()
         logits[list(options.ends)] = -math.inf

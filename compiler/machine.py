@@ -1,0 +1,66 @@
+"""What estimates need to know of a homogeneous part of a cluster: devices, links, and what software reaches of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The share of each peak that kernels and libraries reach on large problems, 0 to 1.
+
+    matmul: of FLOP/s in large matrix products; memory_bandwidth: of bytes/s while streaming
+    links: of bytes/s in large messages; memory: of bytes that a plan may fill, the rest is context and fragmentation
+    """
+
+    matmul: float = 0.6
+    memory_bandwidth: float = 0.8
+    links: float = 0.8
+    memory: float = 0.9
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the host adds, in seconds. Its work runs ahead of the device's, except where the two wait for each other.
+
+    layer: to launch the kernels of one layer, forward (a captured graph: a few microseconds; eager: some hundred)
+    collective: to enter one collective inside a layer, until the slowest of its ranks has come
+    call: around each call of a model: dispatch, buffers, collecting results
+    """
+
+    layer: float = 30e-6
+    collective: float = 10e-6
+    call: float = 0.05
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`nodes` equal nodes. Rates in FLOP/s and bytes/s, one direction; sizes in bytes; latencies in s for one message.
+
+    intra: bytes/s of a device to the others of its node
+    node: bytes/s of a node to other nodes, shared by its devices
+    host: bytes/s of a device to the memory of its host
+    """
+
+    name: str
+    nodes: int
+    devices_per_node: int
+    flops: float
+    memory: float
+    memory_bandwidth: float
+    intra: float
+    node: float
+    host: float
+    intra_latency: float
+    inter_latency: float
+    reached: Reached = Reached()
+    engine: Engine = Engine()
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a device that a plan may fill."""
+        return self.memory * self.reached.memory

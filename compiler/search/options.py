@@ -1,0 +1,174 @@
+"""Ways to run one model on a number of devices, without those that another way beats in every respect."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
+
+from compiler.cost import generation, training
+from compiler.cost.calls import call_time, host_time
+from compiler.cost.layouts import Degrees, tensor_degrees, train_degrees
+from compiler.cost.sizes import Sizes, sizes_of
+from compiler.cost.training import Micro
+from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call, PlacedModel, Workload
+from compiler.machine import Machine
+
+
+class Choice(NamedTuple):
+    """The layouts of a model. offload: weights of a frozen model, or states of an optimizer, lie in the host's memory
+    while the model is idle. sequences: of a generation replica at once."""
+
+    layout: Degrees
+    micro: Optional[Micro] = None
+    generate: Optional[Degrees] = None
+    sequences: int = 0
+    offload: bool = False
+
+
+class Option(NamedTuple):
+    """times: seconds by stage; resident: bytes that a device always holds; work: bytes beside them while a call runs."""
+
+    times: tuple[float, ...]
+    resident: float
+    work: float
+    choice: Choice
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        """What is better when less. Of several models on a device, residents add up and the greatest work counts, so
+        an option with less resident and less in all is never the worse one to have."""
+        return (*self.times, self.resident, self.resident + self.work)
+
+
+def options(machine: Machine, workload: Workload, model: PlacedModel, devices: int) -> tuple[Option, ...]:
+    """The undominated options of `model` on exactly `devices` devices that fit alone."""
+    sizes = sizes_of(model.shape, model.role)
+    found: list[Option] = []
+    for degrees in train_degrees(machine, sizes, devices):
+        found.extend(_Ways(machine, workload, model, sizes, degrees).options())
+    return undominated(found)
+
+
+def undominated(found: Iterable[Option]) -> tuple[Option, ...]:
+    """Those that no other beats; of equal ones the first."""
+    return tuple(pareto(found, lambda option: option.key))
+
+
+def pareto(items: Iterable, key) -> list:
+    """Items whose key no other's is at most as large as in each place, in the order of their keys."""
+    kept: list = []
+    keys: list[tuple[float, ...]] = []
+    for mine, _, item in sorted((key(item), i, item) for i, item in enumerate(items)):
+        if not any(all(map(operator.le, other, mine)) for other in keys):
+            keys.append(mine)
+            kept.append(item)
+    return kept
+
+
+class _Ways(NamedTuple):
+    """The options of one model in one layout."""
+
+    machine: Machine
+    workload: Workload
+    model: PlacedModel
+    sizes: Sizes
+    degrees: Degrees
+
+    def options(self) -> Iterator[Option]:
+        calls = self.workload.calls(self.model.name)
+        if all(self.degrees.dp > call.rows for _, call in calls):
+            return
+        trains = [(i, c) for i, c in calls if c.kind == TRAIN]
+        generates = [(i, c) for i, c in calls if c.kind == GENERATE]
+        forwards = [(i, c) for i, c in calls if c.kind == FORWARD]
+        base = self._base(forwards)
+        for offload in (False, True):
+            for train in self._trains(trains, offload):
+                for generate in self._generates(generates):
+                    yield from self._joined(base, train, generate, offload, len(calls) - len(trains))
+
+    def _joined(self, base: Option, train: Option, generate: Option, offload: bool, uses: int) -> Iterator[Option]:
+        weights, kept = self._weights, base.resident + train.resident
+        times = tuple(map(sum, zip(base.times, train.times, generate.times)))
+        work = max(base.work, train.work, generate.work)
+        if offload and not self.model.trained:
+            loaded = host_time(self.machine, weights)
+            stages = [call for call in self.workload.calls(self.model.name)]
+            extra = [0.0] * len(times)
+            for i, _ in stages:
+                extra[i] += loaded
+            times, kept, work = tuple(map(sum, zip(times, extra))), kept - weights, work + weights
+        if kept + work > self.machine.usable:
+            return
+        choice = Choice(self.degrees, train.choice.micro, generate.choice.generate, generate.choice.sequences, offload)
+        yield Option(times, kept, work, choice)
+
+    @property
+    def _weights(self) -> float:
+        return training.weight_bytes(self.sizes, self.degrees.tp, self.degrees.pp)
+
+    @property
+    def _none(self) -> tuple[float, ...]:
+        return (0.0,) * len(self.workload.stages)
+
+    def _base(self, forwards: Sequence[tuple[int, Call]]) -> Option:
+        times, work = list(self._none), 0.0
+        for i, call in forwards:
+            times[i] += training.forward_time(self.machine, self.sizes, self.degrees, call)
+            times[i] += call_time(self.machine, call, self.degrees.devices)
+            work = max(work, training.forward_bytes(self.sizes, self.degrees, call))
+        return Option(tuple(times), self._weights, work, Choice(self.degrees))
+
+    def _trains(self, calls: Sequence[tuple[int, Call]], offload: bool) -> tuple[Option, ...]:
+        """Gradients and states are resident; gradients are always, states unless offloaded."""
+        if not calls:
+            return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
+        gradients = training.gradient_bytes(self.sizes, self.degrees)
+        states = training.state_bytes(self.sizes, self.degrees)
+        resident, brought = (0.0, states + gradients) if offload else (states + gradients, 0.0)
+        moved = 2 * host_time(self.machine, states) if offload else 0.0
+        rows = max(math.ceil(c.rows / c.minibatches / self.degrees.dp) for _, c in calls)
+        found = []
+        for micro in _micros(rows):
+            times, work = list(self._none), 0.0
+            for i, call in calls:
+                times[i] += training.train_time(self.machine, self.sizes, self.degrees, call, micro).total + moved
+                times[i] += call_time(self.machine, call, self.degrees.devices)
+                work = max(work, brought + training.activation_bytes(self.sizes, self.degrees, call, micro))
+            found.append(Option(tuple(times), resident, work, Choice(self.degrees, micro)))
+        return undominated(o for o in found if self._weights + resident + o.work <= self.machine.usable)
+
+    def _generates(self, calls: Sequence[tuple[int, Call]]) -> tuple[Option, ...]:
+        if not calls:
+            return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
+        found = []
+        for tp in tensor_degrees(self.machine, self.sizes, self.degrees.devices):
+            degrees = Degrees(tp, 1, self.degrees.devices // tp)
+            rows = max(math.ceil(c.rows / degrees.dp) for _, c in calls)
+            found.extend(self._generate(calls, degrees, sequences) for sequences in _waves(rows))
+        return undominated(o for o in found if self._weights + o.work <= self.machine.usable)
+
+    def _generate(self, calls: Sequence[tuple[int, Call]], degrees: Degrees, sequences: int) -> Option:
+        machine, sizes = self.machine, self.sizes
+        times, cache = list(self._none), 0.0
+        for i, call in calls:
+            times[i] += generation.generate_time(machine, sizes, degrees, call, sequences).total
+            times[i] += generation.transition_time(machine, sizes, self.degrees, degrees)
+            times[i] += call_time(machine, call, self.degrees.devices)
+            cache = max(cache, generation.cache_bytes(sizes, degrees, call, sequences))
+        work = cache + generation.generation_weight_bytes(sizes, self.degrees, degrees)
+        return Option(tuple(times), 0.0, work, Choice(self.degrees, None, degrees, sequences))
+
+
+def _micros(rows: int) -> Iterator[Micro]:
+    """Micro-batches of a power of two of samples, and of all."""
+    sizes = sorted({min(1 << i, rows) for i in range(rows.bit_length() + 1)})
+    return itertools.starmap(Micro, itertools.product(sizes, (False, True)))
+
+
+def _waves(rows: int) -> tuple[int, ...]:
+    """Sequences at once for 1, 2, 3, 4, 6, 8, 12, 16, .. waves."""
+    counts = sorted({c << i for i in range(rows.bit_length()) for c in (1, 3)})
+    return tuple(sorted({math.ceil(rows / waves) for waves in counts if waves <= rows}))
