@@ -5,6 +5,7 @@ What an update needs once (calls of models that it does not train, equations of 
 
 from __future__ import annotations
 
+import itertools
 from typing import Iterable, Iterator
 
 from compiler import names
@@ -195,7 +196,7 @@ class _Builder:
 
     def _produce(self, expr: Expr, kind: str, model: str) -> None:
         phase, self.phase = self.phase, self._phase_of(expr)
-        name = self.bound.get(expr) or self.prefix + names.default_name(expr, self.known)
+        name = self.bound.get(expr) or self._free(self.prefix + names.default_name(expr, self.known))
         facts = {"calls": (expr,)} if kind == "forward" else {"expr": expr}
         if kind == "reply":
             facts["policy"] = reader(self.checked, expr)
@@ -221,6 +222,10 @@ class _Builder:
 
     def _is_current(self, expr: Expr) -> bool:
         return expr.op == "call" and expr.attr("model") in self.trained and expr.attr("phase", "").startswith("update")
+
+    def _free(self, stem: str) -> str:
+        """`stem`, or with a number behind it: equal calls on both sides of a `keep` are two values."""
+        return next(n for n in itertools.chain([stem], (f"{stem} #{i}" for i in itertools.count(2))) if n not in self.values)
 
     def _define(self, name: str, expr: Expr) -> None:
         self.known.setdefault(expr, name)

@@ -117,19 +117,19 @@ class _Loop:
 
     def _made(self, kind: str, exprs: tuple[Expr, ...], phase: str) -> Op:
         inputs = self._inputs(arg for e in exprs for arg in e.args)
-        outputs = [self._name(e) for e in exprs]
-        for name, expr in zip(outputs, exprs):
-            self.value_of[expr] = name
-            self.values[name] = Value(name, expr.type, expr)
+        outputs = [self._defined(e) for e in exprs]
         return make_op(outputs[0], kind, inputs, outputs, phase=phase, span=exprs[0].span)
 
-    def _name(self, expr: Expr) -> str:
+    def _defined(self, expr: Expr) -> str:
+        """The name of a value that is made here: its text, with a number behind it where that is taken."""
         text = names.default_name(expr, self.value_of)
         stem = self.prefix + (text if len(text) <= LONGEST_NAME else f"{expr.op}(...)")
         name, count = stem, 1
         while name in self.values:
             count += 1
             name = f"{stem} #{count}"
+        self.value_of[expr] = name
+        self.values[name] = Value(name, expr.type, expr)
         return name
 
     def _inputs(self, exprs: Iterable[Expr]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from tests.programs.subjects import PROGRAMS, SUBJECTS, Numbers
 from tests.property.random_programs import Program, programs
 
 TOLERANCE = 1e-9
-SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(0, 10**6)
 SHARDS, ROWS = st.integers(1, 4), st.integers(0, 3)
 
