@@ -40,7 +40,7 @@ MISTAKES = {
     "cispo": ("stop(clip(", "(clip("),
     "rloo": ("r - (sum[g](r) - r) / (g - 1)", "r - mean[g](r)"),
     "opo": ("sum[g](n * r) / sum[g](n)", "mean[g](r)"),
-    "online_dpo": ("keep if min[g](score) < max[g](score)", "keep if min[g](score) <= max[g](score)"),
+    "online_dpo": ("keep if max[g](score) - min[g](score) > tie", "keep if max[g](score) - min[g](score) >= 0"),
     "dpo": ("sum[u](actor.logprobs(bad)", "mean[u](actor.logprobs(bad)"),
     "ipo": ("1 / (2 * tau)", "1 / tau"),
     "kto": ("0))", "-100))"),
