@@ -18,7 +18,7 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 POSITION = struct.Struct("<qq")  # iteration, index of the step in the plan's list
 

@@ -7,8 +7,8 @@ from bisect import bisect_left
 from typing import NamedTuple, Optional
 
 from compiler.search.fronts import Fronts, Point
-from compiler.search.options import pareto
 from compiler.search.space import device_counts
+from compiler.search.thinning import pareto
 
 FINE = 128  # steps in which devices are counted in bounds
 
@@ -29,6 +29,7 @@ class Bounds:
         self.devices = sum(machine.devices for machine in fronts.machines)
         self.unit = max(1, self.devices // FINE)
         self._stages = len(fronts.workload.stages)
+        self._fewest: dict[tuple, int] = {}
         self._entries: dict[tuple, tuple[Entry, ...]] = {}
         self._least: dict[tuple, list[list[float]]] = {(): [[0.0] * (self._top + 1)] * self._stages}
 
@@ -48,7 +49,10 @@ class Bounds:
 
     def fewest(self, keys: tuple) -> int:
         """The devices that sets need at least; 0 for sets that fit nowhere."""
-        return sum(min((entry.devices for entry in self.entries(key)), default=0) for key in keys)
+        if keys not in self._fewest:
+            least = (min((entry.devices for entry in self.entries(key)), default=0) for key in keys)
+            self._fewest[keys] = sum(least)
+        return self._fewest[keys]
 
     def least(self, keys: tuple, devices: int) -> Optional[list[float]]:
         """By stage, a bound on the seconds of sets that share `devices` devices of any pool; None if they do not fit."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from typing import NamedTuple, Sequence
 
 from compiler.cost.workload import PlacedModel, Workload
 from compiler.machine import Machine
-from compiler.search.options import Option, options, pareto
+from compiler.search.options import Option, options
+from compiler.search.thinning import COARSE, Near, thinned, thinned_with_memory
 
 
 class Point(NamedTuple):
@@ -31,8 +33,8 @@ class Fronts:
     Models that are asked the same (shape, role, calls) share all of them.
     """
 
-    def __init__(self, workload: Workload, machines: Sequence[Machine]) -> None:
-        self.workload, self.machines = workload, tuple(machines)
+    def __init__(self, workload: Workload, machines: Sequence[Machine], near: Near = COARSE) -> None:
+        self.workload, self.machines, self.near = workload, tuple(machines), near
         self.kinds = tuple(self._kind(model) for model in workload.models)
         self._points: dict[tuple, tuple[Point, ...]] = {}
         self._options: dict[tuple, tuple[Option, ...]] = {}
@@ -53,7 +55,8 @@ class Fronts:
     def of_model(self, kind: int, pool: int, devices: int) -> tuple[Option, ...]:
         where = (kind, pool, devices)
         if where not in self._options:
-            self._options[where] = options(self.machines[pool], self.workload, self.workload.models[kind], devices)
+            self._options[where] = options(self.machines[pool], self.workload, self.workload.models[kind], devices,
+                                           self.near)
         return self._options[where]
 
     def of_set(self, key: tuple[int, ...], pool: int, devices: int) -> tuple[Point, ...]:
@@ -62,7 +65,7 @@ class Fronts:
         if where not in self._points:
             lists = [self.of_model(kind, pool, devices) for kind in key]
             usable = self.machines[pool].usable
-            self._points[where] = self._unbound(key, pool, devices, lists) or _bound(lists, usable)
+            self._points[where] = self._unbound(key, pool, devices, lists) or bound_front(lists, usable, self.near)
         return self._points[where]
 
     def _unbound(self, key, pool, devices, lists) -> tuple[Point, ...]:
@@ -74,34 +77,80 @@ class Fronts:
         work = max(o.work for one in fastest for o in one)
         if resident + work > self.machines[pool].usable:
             return ()
-        points = [Point((0.0,) * len(self.workload.stages), ())]
-        for one in fastest:
-            points = pareto((Point(_added(p.times, o.times), (*p.options, o)) for p in points for o in one), _times)
-        return tuple(points)
+        return tuple(_free(fastest, self.near))
 
     def _fastest(self, kind: int, pool: int, devices: int) -> tuple[Option, ...]:
         where = (kind, pool, devices)
         if where not in self._fast:
-            self._fast[where] = tuple(pareto(self.of_model(kind, pool, devices), _times))
+            self._fast[where] = tuple(thinned(self.of_model(kind, pool, devices), _times, self.near))
         return self._fast[where]
 
 
-def _bound(lists: Sequence[Sequence[Option]], usable: float) -> tuple[Point, ...]:
-    """The front under the limit of memory: what is resident adds up, and the greatest work comes on top."""
-    if not all(lists):
-        return ()
-    least = [min(o.resident for o in one) for one in lists]
+def bound_front(lists: Sequence[Sequence[Option]], usable: float, near: Near) -> tuple[Point, ...]:
+    """The front under the limit of memory: what is resident adds up, and the greatest work comes on top.
+
+    For each limit on the work, models choose freely among what is below it, as long as residents fit in the rest.
+    """
+    points: list[Point] = []
+    known = None
+    for limit in _limits({o.work for one in lists for o in one}, usable, near):
+        below = [[o for o in one if o.work <= limit] for one in lists]
+        if not all(below) or sum(min(o.resident for o in one) for one in below) + limit > usable:
+            continue
+        fast = [thinned(one, _times, near) for one in below]
+        if fast == known:
+            continue
+        free = sum(max(o.resident for o in one) for one in fast) + limit <= usable
+        known = fast if free else None
+        points += _free(fast, near) if free else _resident(below, usable - limit, near, points)
+        points = thinned(points, _times, near)
+    return tuple(points)
+
+
+def _limits(works: set[float], usable: float, near: Near) -> Sequence[float]:
+    """Limits of the work, ascending: each that occurs, or steps of what counts as near."""
+    if not near.total:
+        return sorted(works)
+    step = usable * near.total / 2
+    return sorted({min(math.ceil(work / step) * step, usable) for work in works})
+
+
+def _free(lists: Sequence[Sequence[Option]], near: Near) -> list[Point]:
+    """The front of all combinations."""
+    points = [Point((0.0,) * len(lists[0][0].times), ())]
+    for one in lists:
+        points = thinned((Point(_added(p.times, o.times), (*p.options, o)) for p in points for o in one), _times, near)
+    return points
+
+
+def _resident(lists: Sequence[Sequence[Option]], usable: float, near: Near, known: Sequence[Point]) -> list[Point]:
+    """The front of combinations whose residents are at most `usable` and that no known point beats."""
+    floor = [min(o.resident for o in one) for one in lists]
     partials = [_Partial((0.0,) * len(lists[0][0].times), 0.0, 0.0, ())]
-    for i, one in enumerate(lists):
-        rest = sum(least[i + 1:])
-        joined = (_joined(p, o) for p in partials for o in one)
-        partials = pareto((p for p in joined if p.resident + p.work + rest <= usable), _memory_too)
-    return tuple(pareto((Point(p.times, p.options) for p in partials), _times))
+    single = [thinned_with_memory((_joined(partials[0], o) for o in one), usable, near) for one in lists]
+    reach = [tuple(map(min, zip(*(o.times for o in one)))) for one in lists]
+    for i, one in enumerate(single):
+        room = usable - sum(floor[i + 1:])
+        ahead = tuple(map(sum, zip(*reach[i + 1:]))) or (0.0,) * len(reach[i])
+        joined = (_appended(p, o) for p in partials for o in one if p.resident + o.resident <= room)
+        open_ = (p for p in joined if not _beaten(_added(p.times, ahead), known, near))
+        partials = thinned_with_memory(open_, usable, near)
+    return [Point(p.times, p.options) for p in partials]
+
+
+def _beaten(times: tuple[float, ...], known: Sequence[Point], near: Near) -> bool:
+    wider = tuple(t * (1 + near.time) for t in times)
+    return any(all(map(operator.le, point.times, wider)) for point in known)
+
+
+def _appended(partial: _Partial, other: _Partial) -> _Partial:
+    return _Partial(_added(partial.times, other.times), partial.resident + other.resident, 0.0,
+                    (*partial.options, *other.options))
 
 
 def _joined(partial: _Partial, option: Option) -> _Partial:
-    return _Partial(_added(partial.times, option.times), partial.resident + option.resident,
-                    max(partial.work, option.work), (*partial.options, option))
+    return _Partial(_added(partial.times, option.times), partial.resident + option.resident, 0.0,
+                    (*partial.options, option))
 
 
 def _added(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
@@ -110,7 +159,3 @@ def _added(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...
 
 def _times(item) -> tuple[float, ...]:
     return item.times
-
-
-def _memory_too(partial: _Partial) -> tuple[float, ...]:
-    return (*partial.times, partial.resident, partial.resident + partial.work)

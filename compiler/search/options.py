@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from compiler.cost import generation, training
@@ -14,6 +13,7 @@ from compiler.cost.sizes import Sizes, sizes_of
 from compiler.cost.training import Micro
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call, PlacedModel, Workload
 from compiler.machine import Machine
+from compiler.search.thinning import EXACT, Near, thinned, thinned_with_memory
 
 
 class Choice(NamedTuple):
@@ -35,46 +35,33 @@ class Option(NamedTuple):
     work: float
     choice: Choice
 
-    @property
-    def key(self) -> tuple[float, ...]:
-        """What is better when less. Of several models on a device, residents add up and the greatest work counts, so
-        an option with less resident and less in all is never the worse one to have."""
-        return (*self.times, self.resident, self.resident + self.work)
 
-
-def options(machine: Machine, workload: Workload, model: PlacedModel, devices: int) -> tuple[Option, ...]:
-    """The undominated options of `model` on exactly `devices` devices that fit alone."""
+def options(machine: Machine, workload: Workload, model: PlacedModel, devices: int,
+            near: Near = EXACT) -> tuple[Option, ...]:
+    """The options of `model` on exactly `devices` devices that fit alone, without dominated and near ones."""
     sizes = sizes_of(model.shape, model.role)
     found: list[Option] = []
     for degrees in train_degrees(machine, sizes, devices):
-        found.extend(_Ways(machine, workload, model, sizes, degrees).options())
-    return undominated(found)
+        found.extend(_Ways(machine, workload, model, sizes, degrees, near).options())
+    return tuple(thinned_with_memory(found, machine.usable, near))
 
 
-def undominated(found: Iterable[Option]) -> tuple[Option, ...]:
-    """Those that no other beats; of equal ones the first."""
-    return tuple(pareto(found, lambda option: option.key))
-
-
-def pareto(items: Iterable, key) -> list:
-    """Items whose key no other's is at most as large as in each place, in the order of their keys."""
-    kept: list = []
-    keys: list[tuple[float, ...]] = []
-    for mine, _, item in sorted((key(item), i, item) for i, item in enumerate(items)):
-        if not any(all(map(operator.le, other, mine)) for other in keys):
-            keys.append(mine)
-            kept.append(item)
-    return kept
+def symmetric_options(machine: Machine, workload: Workload, model: PlacedModel, degrees: Degrees) -> tuple[Option, ...]:
+    """The options of `model` with one layout for all of its calls, generation among them, and nothing offloaded."""
+    ways = _Ways(machine, workload, model, sizes_of(model.shape, model.role), degrees, EXACT, symmetric=True)
+    return tuple(option for option in ways.options() if not option.choice.offload)
 
 
 class _Ways(NamedTuple):
-    """The options of one model in one layout."""
+    """The options of one model in one layout. symmetric: generation has that layout, too."""
 
     machine: Machine
     workload: Workload
     model: PlacedModel
     sizes: Sizes
     degrees: Degrees
+    near: Near
+    symmetric: bool = False
 
     def options(self) -> Iterator[Option]:
         calls = self.workload.calls(self.model.name)
@@ -84,12 +71,12 @@ class _Ways(NamedTuple):
         generates = [(i, c) for i, c in calls if c.kind == GENERATE]
         forwards = [(i, c) for i, c in calls if c.kind == FORWARD]
         base = self._base(forwards)
+        sampled = self._generates(generates)
         for offload in (False, True):
-            for train in self._trains(trains, offload):
-                for generate in self._generates(generates):
-                    yield from self._joined(base, train, generate, offload, len(calls) - len(trains))
+            for train, generate in _pairs(self._trains(trains, offload), sampled):
+                yield from self._joined(base, train, generate, offload)
 
-    def _joined(self, base: Option, train: Option, generate: Option, offload: bool, uses: int) -> Iterator[Option]:
+    def _joined(self, base: Option, train: Option, generate: Option, offload: bool) -> Iterator[Option]:
         weights, kept = self._weights, base.resident + train.resident
         times = tuple(map(sum, zip(base.times, train.times, generate.times)))
         work = max(base.work, train.work, generate.work)
@@ -104,6 +91,9 @@ class _Ways(NamedTuple):
             return
         choice = Choice(self.degrees, train.choice.micro, generate.choice.generate, generate.choice.sequences, offload)
         yield Option(times, kept, work, choice)
+
+    def _worth(self, found: Iterable[Option]) -> tuple[Option, ...]:
+        return tuple(thinned_with_memory(found, self.machine.usable, self.near))
 
     @property
     def _weights(self) -> float:
@@ -138,17 +128,22 @@ class _Ways(NamedTuple):
                 times[i] += call_time(self.machine, call, self.degrees.devices)
                 work = max(work, brought + training.activation_bytes(self.sizes, self.degrees, call, micro))
             found.append(Option(tuple(times), resident, work, Choice(self.degrees, micro)))
-        return undominated(o for o in found if self._weights + resident + o.work <= self.machine.usable)
+        return self._worth(o for o in found if self._weights + resident + o.work <= self.machine.usable)
 
     def _generates(self, calls: Sequence[tuple[int, Call]]) -> tuple[Option, ...]:
         if not calls:
             return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
         found = []
-        for tp in tensor_degrees(self.machine, self.sizes, self.degrees.devices):
-            degrees = Degrees(tp, 1, self.degrees.devices // tp)
+        for degrees in self._generation_degrees():
             rows = max(math.ceil(c.rows / degrees.dp) for _, c in calls)
             found.extend(self._generate(calls, degrees, sequences) for sequences in _waves(rows))
-        return undominated(o for o in found if self._weights + o.work <= self.machine.usable)
+        return self._worth(o for o in found if self._weights + o.work <= self.machine.usable)
+
+    def _generation_degrees(self) -> tuple[Degrees, ...]:
+        if self.symmetric:
+            return (self.degrees,)
+        devices = self.degrees.devices
+        return tuple(Degrees(tp, 1, devices // tp) for tp in tensor_degrees(self.machine, self.sizes, devices))
 
     def _generate(self, calls: Sequence[tuple[int, Call]], degrees: Degrees, sequences: int) -> Option:
         machine, sizes = self.machine, self.sizes
@@ -160,6 +155,21 @@ class _Ways(NamedTuple):
             cache = max(cache, generation.cache_bytes(sizes, degrees, call, sequences))
         work = cache + generation.generation_weight_bytes(sizes, self.degrees, degrees)
         return Option(tuple(times), 0.0, work, Choice(self.degrees, None, degrees, sequences))
+
+
+def _pairs(trains: Sequence[Option], generates: Sequence[Option]) -> Iterator[tuple[Option, Option]]:
+    """For each limit of memory that makes a difference, the fastest of both under it."""
+    seen = set()
+    for limit in sorted({o.work for o in (*trains, *generates)}):
+        fast = [thinned((o for o in each if o.work <= limit), _times) for each in (trains, generates)]
+        for pair in itertools.product(*fast):
+            if pair not in seen:
+                seen.add(pair)
+                yield pair
+
+
+def _times(option: Option) -> tuple[float, ...]:
+    return option.times
 
 
 def _micros(rows: int) -> Iterator[Micro]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Optional
 
 import torch
@@ -13,7 +14,7 @@ from rlhf_dsl.typed import Expr
 from runtime.engines.sampling import SamplingOptions
 from runtime.exchange import Route, move_rows
 from runtime.executor.loading import set_lengths
-from runtime.executor.model_calls import home_units
+from runtime.executor.model_calls import home_units, kept_units_of
 from runtime.executor.scope import Scope, gather, places
 from runtime.sequences import Sequences, ragged_index
 from runtime.tokenizer import Tokenizer
@@ -32,85 +33,98 @@ def options_of(expr: Expr, bound: int, tokenizer: Tokenizer) -> SamplingOptions:
 def generate(world: World, engine, layout: ModelLayout, scope: Scope, expr: Expr, tokenizer: Tokenizer,
              seed: int, iteration: int) -> None:
     """Samples the response `expr` into `scope`. engine: this rank's sampler, None outside the layout."""
-    rows = scope.rows
-    prompts, name = expr.args[0], expr.attr("name")
-    lead = rows.dims.sample_dims(expr.type.dims)
-    unit = prompts.type.dims
-    samples = rows.dims.group(lead) // rows.dims.group(unit)
-    keep = expr.attr("keep", 0)
-    local = [tokenizer.encode_prompt(text) for text in scope.env[prompts].data]
+    rows, name = scope.rows, expr.attr("name")
+    texts, unit = scope.env[expr.args[0]].data, expr.args[0].type.dims
+    samples = rows.dims.group(rows.dims.sample_dims(expr.type.dims)) // rows.dims.group(unit)
+    local = [tokenizer.encode_prompt(text) for text in texts]
     lengths = gather(world, scope, unit, torch.tensor([len(p) for p in local], dtype=torch.int64))
-    units = rows.units(unit, scope.all_rows(unit[0]))
-    mask = rows.kept_units(unit, keep)
-    units = units if mask is None else units[mask[units]]
-    wants = _shares(units, layout, world.size)
-    here, owner = home_units(scope, unit)
+    shares = _shares(kept_units_of(scope, unit, expr.attr("keep", 0)), layout, world.size, samples)
     tokens = torch.tensor([t for p in local for t in p], dtype=torch.int64)
-    moved = move_rows(world, Route(here, owner, wants), [(tokens, lengths)])[0]
+    moved = move_rows(world, Route(*home_units(scope, unit), shares.wants), [(tokens, lengths)])[0]
     drawn = None
     if engine is not None:
-        mine = wants[world.rank]
-        group = rows.dims.group(unit)
+        mine, group = shares.wants[world.rank], rows.dims.group(unit)
         drawn = engine.generate(
             list(moved.split(lengths[mine].tolist())), samples, rows.position[unit[0]][mine // group].numpy(),
             name, iteration, seed, options_of(expr, rows.dims.bounds[expr.type.dims[-1]], tokenizer), tokenizer.decode,
             first_sample=(mine % group * samples).numpy())
-    scope.prompt_texts[name] = [text for text in scope.env[prompts].data for _ in range(samples)]
-    scope.env[expr] = _come_home(world, scope, expr, layout, units, wants, samples, lengths, drawn)
+    scope.prompt_texts[name] = [text for text in texts for _ in range(samples)]
+    scope.env[expr] = _come_home(world, scope, expr, shares, lengths, drawn)
     scope.refresh()
 
 
-def _shares(units: Tensor, layout: ModelLayout, size: int) -> tuple[Tensor, ...]:
+@dataclass(frozen=True)
+class Shares:
+    """Prompts over the data shards of a generation layout.
+
+    prompts: unit numbers of all that are asked; wants: by rank, those it samples from, the same on all ranks of a shard
+    """
+
+    layout: ModelLayout
+    prompts: Tensor
+    wants: tuple[Tensor, ...]
+    samples: int
+
+    def reported(self, rank: int) -> Tensor:
+        """Numbers of the samples that leave from `rank`; none where another rank of its shard reports."""
+        return self.of(self.wants[rank] if rank in self.layout.outputs() else self.prompts[:0])
+
+    def of(self, prompts: Tensor) -> Tensor:
+        """Sample numbers of prompts, in their order."""
+        return (prompts[:, None] * self.samples + torch.arange(self.samples)).flatten()
+
+
+def _shares(prompts: Tensor, layout: ModelLayout, size: int, samples: int) -> Shares:
     """Contiguous runs of prompts, one for each data shard, to every rank of the shard."""
-    wants = [units[:0]] * size
+    wants = [prompts[:0]] * size
     for shard in range(layout.dp):
-        start, stop = home_range(units.numel(), layout.dp, shard)
+        start, stop = home_range(prompts.numel(), layout.dp, shard)
         for rank in layout.replica(shard):
-            wants[rank] = units[start:stop]
-    return tuple(wants)
+            wants[rank] = prompts[start:stop]
+    return Shares(layout, prompts, tuple(wants), samples)
 
 
-def _come_home(world: World, scope: Scope, expr: Expr, layout: ModelLayout, units: Tensor, wants: tuple[Tensor, ...],
-               samples: int, prompt_lengths: Tensor, drawn: Optional[Sequences]) -> Value:
-    rows, unit = scope.rows, expr.args[0].type.dims
-    reports = layout.outputs()
-    count = prompt_lengths.numel()
-    sample_units = torch.cat([_samples_of(wants[rank], samples) for rank in reports])
-    facts = torch.zeros(0, 2, dtype=torch.int64)
-    if world.rank in reports:
-        facts = torch.stack([drawn.response_lengths, drawn.truncated.long()], 1)
-    sizes = [2 * samples * wants[r].numel() if r in reports else 0 for r in range(world.size)]
-    gathered = world.all_gather(facts.flatten(), sizes).view(-1, 2)
-    gathered_units = torch.cat([_samples_of(wants[r], samples) for r in range(world.size) if r in reports])
-    # A dropped row has no response: one token keeps its place, and nothing ever reads it.
-    known = torch.ones(count * samples, 3, dtype=torch.int64)
-    known[:, 0] = prompt_lengths.repeat_interleave(samples)
-    known[gathered_units, 1] = gathered[:, 0]
-    known[gathered_units, 2] = gathered[:, 0]
+def _come_home(world: World, scope: Scope, expr: Expr, shares: Shares, prompt_lengths: Tensor, drawn: Optional[Sequences]) -> Value:
+    """The response at home; its lengths become known to all ranks. drawn: of this rank's shard, None outside the layout."""
+    reports = drawn is not None and world.rank in shares.layout.outputs()
+    known, truncated = _facts(world, shares, prompt_lengths, drawn if reports else None)
     set_lengths(scope, expr.attr("name"), expr.type.dims, known)
-    truncated = torch.zeros(count * samples, dtype=torch.bool)
-    truncated[gathered_units] = gathered[:, 1].bool()
-
-    source = torch.full((count * samples,), -1, dtype=torch.int64)
-    for rank in reports:
-        source[_samples_of(wants[rank], samples)] = rank
-    all_units = _samples_of(units, samples)
-    owner = home_units(scope, unit)[1].repeat_interleave(samples)
-    home = tuple(all_units[owner[all_units] == rank] for rank in range(world.size))
-    here = _samples_of(wants[world.rank], samples) if world.rank in reports else sample_units[:0]
     whole, response = known[:, 0] + known[:, 1], known[:, 1]
-    empty = drawn is None or world.rank not in reports
-    columns = [(torch.zeros(0, dtype=torch.int64) if empty else drawn.tokens, whole),
-               (torch.zeros(0) if empty else drawn.logprobs, response)]
-    tokens, logprobs = move_rows(world, Route(here, source, home), columns)
-    mine = _samples_of(home_units(scope, unit)[0], samples)
-    arrived = home[world.rank]
-    tokens, logprobs = (_fill(data, lengths[mine], places(mine, arrived)) for data, lengths in ((tokens, whole), (logprobs, response)))
+    tokens = drawn.tokens if reports else torch.zeros(0, dtype=torch.int64)
+    logprobs = drawn.logprobs if reports else torch.zeros(0)
+    mine, route = _route_home(world, scope, expr.args[0].type.dims, shares, known.shape[0])
+    moved = move_rows(world, route, [(tokens, whole), (logprobs, response)])
+    arrived = places(mine, route.wants[world.rank])
+    tokens, logprobs = (_fill(data, lengths[mine], arrived) for data, lengths in zip(moved, (whole, response)))
     return Value(expr.type.dims, Sequences(tokens, known[mine, 0], known[mine, 1], None, logprobs, truncated[mine]))
 
 
-def _samples_of(units: Tensor, samples: int) -> Tensor:
-    return (units[:, None] * samples + torch.arange(samples)).flatten()
+def _facts(world: World, shares: Shares, prompt_lengths: Tensor, drawn: Optional[Sequences]) -> tuple[Tensor, Tensor]:
+    """(int64 [samples, 3]: prompt, response and own lengths, bool [samples]: truncated), on all ranks."""
+    mine = torch.zeros(0, 2, dtype=torch.int64)
+    if drawn is not None:
+        mine = torch.stack([drawn.response_lengths, drawn.truncated.long()], 1)
+    from_ranks = [shares.reported(rank) for rank in range(world.size)]
+    gathered = world.all_gather(mine.flatten(), [2 * samples.numel() for samples in from_ranks]).view(-1, 2)
+    places_of = torch.cat(from_ranks)
+    # A dropped row has no response: one token keeps its place, and nothing ever reads it.
+    known = torch.ones(prompt_lengths.numel() * shares.samples, 3, dtype=torch.int64)
+    known[:, 0] = prompt_lengths.repeat_interleave(shares.samples)
+    known[places_of, 1:] = gathered[:, :1]
+    truncated = torch.zeros(known.shape[0], dtype=torch.bool)
+    truncated[places_of] = gathered[:, 1].bool()
+    return known, truncated
+
+
+def _route_home(world: World, scope: Scope, unit: tuple[str, ...], shares: Shares, count: int) -> tuple[Tensor, Route]:
+    """(the samples whose home is this rank, the way of all that were drawn)."""
+    here, owner = home_units(scope, unit)
+    source = torch.full((count,), -1, dtype=torch.int64)
+    for rank in shares.layout.outputs():
+        source[shares.reported(rank)] = rank
+    asked, owner = shares.of(shares.prompts), owner.repeat_interleave(shares.samples)
+    wants = tuple(asked[owner[asked] == rank] for rank in range(world.size))
+    return shares.of(here), Route(shares.reported(world.rank), source, wants)
 
 
 def _fill(data: Tensor, lengths: Tensor, arrived: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from compiler.rows import balance, micro_batches
 from rlhf_dsl.typed import Expr
 from runtime.engines.base import Engine
 from runtime.exchange import Route, move_rows
-from runtime.executor.scope import Rows, Scope, places, spread_units
+from runtime.executor.scope import Rows, Scope, places
 from runtime.sequences import Sequences, ragged_index
 from runtime.values import Value
 from runtime.world import World

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cached_property
 from typing import Any, Mapping, Optional
 
 import torch
 from torch import Tensor
 
-from compiler.layout import ModelLayout, generation_layout
-from compiler.plan import Action, LayoutSpec, ModelSpec, Plan, TrainStep, UpdateLoop
+from compiler import transitions
+from compiler.layout import ModelLayout
+from compiler.plan import Action, Plan, TrainStep, UpdateLoop
 from compiler.redistribute import redistribute
-from compiler.shapes import ModelShape
 from compiler.sources import resolve_model
 from compiler.weights import WeightLayout
+from compiler.wellformed import shape_of
 from rlhf_dsl.typed import Optimizer
 from runtime.engines.base import AdamW, Engine
 from runtime.hf_folder import HFFolder
@@ -27,27 +27,8 @@ GENERATE = ".generate"
 
 
 def layouts_of(plan: Plan) -> dict[str, ModelLayout]:
-    """The layouts of a plan by name; generation layouts follow the training layout that they lie within."""
-    found: dict[str, ModelLayout] = {}
-    for name, spec in sorted(plan.layouts.items(), key=lambda item: bool(item[1].within)):
-        found[name] = _layout(spec, found)
-    return {name: found[name] for name in plan.layouts}
-
-
-def _layout(spec: LayoutSpec, known: Mapping[str, ModelLayout]) -> ModelLayout:
-    if spec.within:
-        return generation_layout(known[spec.within], spec.tp)
-    return ModelLayout(tuple(range(spec.first, spec.first + spec.ranks)), spec.tp, spec.pp, spec.dp)
-
-
-def shape_of(spec: ModelSpec) -> ModelShape:
-    names = {f.name for f in fields(ModelShape)}
-    given = {k: tuple(map(_frozen, v)) if isinstance(v, (list, tuple)) else v for k, v in spec.shape.items() if k in names}
-    return ModelShape(**given)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    """The layouts of a plan by name."""
+    return {name: transitions.resolve(plan.layouts, name) for name in plan.layouts}
 
 
 class Models:
@@ -61,7 +42,7 @@ class Models:
         self.layouts = layouts_of(plan)
         self.mesh = Mesh(job, self.layouts.values())
         self.folders = {name: resolve_model(spec.source, plan.program.folder) for name, spec in plan.models.items()}
-        self.shapes = {name: shape_of(spec) for name, spec in plan.models.items()}
+        self.shapes = {name: shape_of(plan, name) for name in plan.models}
         self._engines: dict[str, Any] = {}
         self._movers: dict[tuple[str, str], WeightMover] = {}
         self._version = dict.fromkeys(plan.models, 0)  # rises when weights change
@@ -111,8 +92,7 @@ class Models:
 
     def weight_layout(self, layout: str) -> WeightLayout:
         model = layout.split(".")[0]
-        engine = "torch" if layout.endswith(GENERATE) else "megatron"
-        return WeightLayout(self.shapes[model], self.plan.models[model].role, self.layouts[layout], engine)
+        return transitions.weight_layout(self.shapes[model], self.plan.models[model].role, self.plan.layouts, layout)
 
     def reshard(self, src: str, dst: str) -> None:
         """Brings the weights of layout `dst` up to those of `src`; nothing moves if they are."""
