@@ -13,7 +13,7 @@ class Reached:
     links: of bytes/s in large messages; memory: of bytes that a plan may fill, the rest is context and fragmentation
     """
 
-    matmul: float = 0.6
+    matmul: float = 0.5
     memory_bandwidth: float = 0.8
     links: float = 0.8
     memory: float = 0.9

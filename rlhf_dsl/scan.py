@@ -12,9 +12,11 @@ from typing import Iterable, Iterator, Optional
 
 from rlhf_dsl.ast import Span
 from rlhf_dsl.diagnostics import Diagnostic, Diagnostics, Label, diagnostic
+from rlhf_dsl.syntax_words import DECLARATIONS, SECTIONS
 
 MAX_BRACKETS = 60
 MAX_UNCLOSED = 10  # statements left out for a bracket or quote; then the rest of the file
+_TOP = frozenset(DECLARATIONS + SECTIONS)  # first words of lines at column 1
 HEADS = ("rollout", "update", "plan", "eval", "run", "fn")
 
 _TOKEN = re.compile(
@@ -289,10 +291,14 @@ def _check_layout(lines: tuple[Line, ...], bad: set[int], sink: Diagnostics) -> 
 
 
 def _empty(lines: tuple[Line, ...], i: int, bad: set[int], sink: Diagnostics) -> set[int]:
-    """A head below which nothing stands."""
+    """A head below which nothing stands, and the lines that were to stand there but are not deeper than it."""
+    end = i + 1
+    while end < len(lines) and lines[end].indent == lines[i].indent and lines[end].tokens[0].text not in _TOP:
+        end += 1
     if i not in bad:
-        sink.error("E0017", lines[i].tokens[-1].span, head=lines[i].tokens[0].text)
-    return {i}
+        meant = [Label(Span(lines[i + 1].start, lines[i + 1].end), "is it meant to stand in it?")] if end > i + 1 else []
+        sink.error("E0017", lines[i].tokens[-1].span, labels=meant, head=lines[i].tokens[0].text)
+    return set(range(i, end))
 
 
 def _orphans(lines: tuple[Line, ...], i: int, excused: bool, sink: Diagnostics) -> set[int]:

@@ -68,7 +68,7 @@ def _passes(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int
     compute = layers * one.compute * (2 + again) + 3 * head_forward(machine, sizes, tp, tokens)
     tensor = layers * one.tensor * (1 + again)
     host = layers * one.host * (1 + again)
-    handed = 2 * send(group_link(machine, pp, tp * dp), BF16 * tokens * sizes.hidden / tp) if pp > 1 else 0.0
+    handed = 2 * _handed(machine, sizes, tp, pp, dp, tokens)
     busy = compute + tensor + host
     return count * compute, count * tensor, count * host, (pp - 1) * busy + (count + pp - 1) * handed
 
@@ -87,9 +87,14 @@ def _forward(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: in
     tokens = rows * length / count
     stage = sizes.stage_layers(pp) * layer_forward(machine, sizes, tp, tokens, length).total
     stage += head_forward(machine, sizes, tp, tokens)
-    if pp > 1:
-        stage += send(group_link(machine, pp, tp * dp), BF16 * tokens * sizes.hidden / tp)
-    return (count + pp - 1) * stage
+    return (count + pp - 1) * (stage + _handed(machine, sizes, tp, pp, dp, tokens))
+
+
+def _handed(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, tokens: float) -> float:
+    """Seconds to hand a micro-batch to the next stage of a pipeline, each tensor shard its part."""
+    if pp == 1:
+        return 0.0
+    return machine.engine.collective + send(group_link(machine, pp, tp * dp), BF16 * tokens * sizes.hidden / tp)
 
 
 # ---- memory ----------------------------------------------------------------------------------------

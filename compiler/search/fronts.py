@@ -94,8 +94,8 @@ def bound_front(lists: Sequence[Sequence[Option]], usable: float, near: Near) ->
     points: list[Point] = []
     known = None
     for limit in _limits({o.work for one in lists for o in one}, usable, near):
-        below = [[o for o in one if o.work <= limit] for one in lists]
-        if not all(below) or sum(min(o.resident for o in one) for one in below) + limit > usable:
+        below = _within([[o for o in one if o.work <= limit] for one in lists], usable - limit)
+        if not all(below) or _beaten(_added(*_reach(below)), points, near):
             continue
         fast = [thinned(one, _times, near) for one in below]
         if fast == known:
@@ -105,6 +105,20 @@ def bound_front(lists: Sequence[Sequence[Option]], usable: float, near: Near) ->
         points += _free(fast, near) if free else _resident(below, usable - limit, near, points)
         points = thinned(points, _times, near)
     return tuple(points)
+
+
+def _within(lists: Sequence[Sequence[Option]], room: float) -> list[list[Option]]:
+    """Options that leave room for the smallest of the other models."""
+    if not all(lists):
+        return [[]]
+    floor = [min(o.resident for o in one) for one in lists]
+    spare = room - sum(floor)
+    return [[o for o in one if o.resident <= spare + least] for one, least in zip(lists, floor)]
+
+
+def _reach(lists: Sequence[Sequence[Option]]) -> list[tuple[float, ...]]:
+    """By model, the least seconds of each stage."""
+    return [tuple(map(min, zip(*(o.times for o in one)))) for one in lists]
 
 
 def _limits(works: set[float], usable: float, near: Near) -> Sequence[float]:
@@ -128,10 +142,10 @@ def _resident(lists: Sequence[Sequence[Option]], usable: float, near: Near, know
     floor = [min(o.resident for o in one) for one in lists]
     partials = [_Partial((0.0,) * len(lists[0][0].times), 0.0, 0.0, ())]
     single = [thinned_with_memory((_joined(partials[0], o) for o in one), usable, near) for one in lists]
-    reach = [tuple(map(min, zip(*(o.times for o in one)))) for one in lists]
+    reach = _reach(lists)
     for i, one in enumerate(single):
         room = usable - sum(floor[i + 1:])
-        ahead = tuple(map(sum, zip(*reach[i + 1:]))) or (0.0,) * len(reach[i])
+        ahead = _added((0.0,) * len(reach[i]), *reach[i + 1:])
         joined = (_appended(p, o) for p in partials for o in one if p.resident + o.resident <= room)
         open_ = (p for p in joined if not _beaten(_added(p.times, ahead), known, near))
         partials = thinned_with_memory(open_, usable, near)
@@ -153,8 +167,8 @@ def _joined(partial: _Partial, option: Option) -> _Partial:
                     (*partial.options, option))
 
 
-def _added(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(map(operator.add, one, other))
+def _added(*times: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(operator.add, *times)) if len(times) == 2 else tuple(map(sum, zip(*times)))
 
 
 def _times(item) -> tuple[float, ...]:

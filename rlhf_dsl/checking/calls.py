@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable, Optional
 
 from rlhf_dsl import ast
-from rlhf_dsl.builtins import FIELDS, ROLES, TEMPERED
+from rlhf_dsl.builtins import FIELDS, OPERATIONS, ROLES, TEMPERED
 from rlhf_dsl.checking import constants
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.checking.names import lookup
@@ -67,7 +67,8 @@ def _well_formed(cx: Context, node: ast.Call, name: str, keywords: tuple[str, ..
         cx.error("E0114", node.subscript.span, name=name)
         return False
     if len(node.args) != 1:
-        cx.error("E0109", node.span, name=name, expected="1 argument", given=len(node.args))
+        signature = next(op.signature for op in OPERATIONS if op.name == name)
+        cx.error("E0109", node.span, name=name, expected="1 argument", given=len(node.args), help=f"it is `{signature}`")
         return False
     return known_keywords(cx, node, name, keywords)
 

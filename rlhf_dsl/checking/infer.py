@@ -13,7 +13,7 @@ from rlhf_dsl.checking.names import infer_name, lookup, next_of_state
 from rlhf_dsl.checking.python_ops import call_op
 from rlhf_dsl.checking.reductions import along, over_dims, reduce
 from rlhf_dsl.checking.responses import allowed_here, makes_response
-from rlhf_dsl.checking.scopes import KIND_WORDS, Binding
+from rlhf_dsl.checking.scopes import Binding
 from rlhf_dsl.typed import Expr
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "**": "pow"}
@@ -56,7 +56,7 @@ def check_annotation(cx: Context, target: ast.Target, value: Optional[Expr]) -> 
     if target.dims is None or value is None or None in dims or set(dims) == set(value.type.dims):
         return
     written = f"{target.name.id}[{', '.join(dims)}]"
-    cx.error("E0204", target.span, written=written, type=value.type, name=target.name.id)
+    cx.error("E0204", target.span, written=written, type=value.type)
 
 
 def _function(cx: Context, node: ast.Expr) -> Optional[functions.Function]:
@@ -148,7 +148,7 @@ def _named(cx: Context, node: ast.Call) -> Optional[Expr]:
     if found is not None and found.kind not in ("fn", "op"):
         found.used = True
         help = f"`{node.func.id}` hides the function of the prelude" if cx.tables.prelude.find(node.func.id) else None
-        cx.error("E0106", node.func.span, name=node.func.id, help=help, kind=KIND_WORDS[found.kind])
+        cx.error("E0106", node.func.span, name=node.func.id, help=help)
         return None
     found = lookup(cx, node.func, "fn", "op")
     if found is None:

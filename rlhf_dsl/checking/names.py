@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from rlhf_dsl import ast
-from rlhf_dsl.builtins import BUILTINS
+from rlhf_dsl.builtins import BUILTINS, ROLES
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.checking.scopes import KIND_WORDS, Binding
 from rlhf_dsl.diagnostics import Label, closest, did_you_mean
@@ -26,9 +26,20 @@ def lookup(cx: Context, name: ast.Name, *kinds: str) -> Optional[Binding]:
         wanted = "a value" if kinds == VALUES else " or ".join(KIND_WORDS[k] for k in kinds)
         cx.error("E0105", name.span, [Label(found.span, "bound here")] if cx.frames == () and found.span.end else (),
                  name=name.id, kind=KIND_WORDS[found.kind], wanted=wanted,
-                 help=did_you_mean(name.id, cx.scope.visible(*kinds)) if kinds == ("model",) else None)
+                 help=_instead(cx, found, name.id, kinds))
         return None
     return found
+
+
+def _instead(cx: Context, found: Binding, name: str, kinds: tuple[str, ...]) -> Optional[str]:
+    """What can stand where a name of another kind does, in the words of the program; None for the table's help."""
+    if kinds == ("model",):
+        return did_you_mean(name, cx.scope.visible(*kinds))
+    if found.kind in ("fn", "op"):
+        return f"call it: `{name}(...)`"
+    model = cx.tables.models.get(name) if found.kind == "model" else None
+    operation = next((op for op in ROLES[model.role].values() if op.per != "sample"), None) if model else None
+    return f"call one of its operations, such as `{name}.{operation.name}(y)`" if operation else None
 
 
 def _report_unknown(cx: Context, name: ast.Name, kinds: tuple[str, ...]) -> None:
@@ -39,7 +50,7 @@ def _report_unknown(cx: Context, name: ast.Name, kinds: tuple[str, ...]) -> None
     elsewhere = cx.scope.find_elsewhere(name.id)
     if elsewhere is not None:
         span, section = elsewhere
-        cx.error("E0107", name.span, [Label(span, f"bound here, in `{section}`")], name=name.id, section=section)
+        cx.error("E0107", name.span, [Label(span, f"bound here, in `{section}`")], name=name.id)
         return
     near = closest(name.id, [*cx.scope.visible(), *BUILTINS])
     candidates = cx.scope.visible(*kinds)
@@ -52,7 +63,8 @@ def infer_name(cx: Context, name: ast.Name) -> Optional[Expr]:
     if name.id in cx.dim_vars and name.id not in cx.scope.names:
         return cx.const(cx.tables.dims[cx.dim_vars[name.id]].size, name)
     if name.id in BUILTINS and cx.scope.find(name.id) is None:
-        cx.error("E0105", name.span, name=name.id, kind="a function", wanted="a value")
+        help = f"call it: `{BUILTINS[name.id].signature}`"
+        cx.error("E0105", name.span, name=name.id, kind="a function", wanted="a value", help=help)
         return None
     found = lookup(cx, name, *VALUES)
     return None if found is None else value_of(cx, found, name)

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from rlhf_dsl import ast
 from rlhf_dsl.checking.broadcast import NUMBERS, Operand, expect
 from rlhf_dsl.checking.context import Context
-from rlhf_dsl.diagnostics import Label, did_you_mean
+from rlhf_dsl.diagnostics import Label, did_you_mean, listing
 from rlhf_dsl.typed import Expr, Type
 
 ANSWERS = {"any": "bool", "all": "bool"}
@@ -53,7 +53,8 @@ def _reducible(cx: Context, op: str, operand: Operand, over: tuple[str, ...], no
         cx.error("E0210", node.span, [Label(argument.span, str(x.type))], dim=leading[0], ragged=remaining[0], op=op)
         return False
     if op == "argmax" and len(over) != 1:
-        cx.error("E0212", node.span, name=op, wanted="one dim", found=", ".join(over) or "none")
+        help = " or ".join(f"`argmax[{d}](...)`" for d in x.type.dims) if over else "leave it out: this is one value"
+        cx.error("E0212", node.span, name=op, wanted="one dim", found=listing(over) or "none", help=help)
         return False
     return True
 
@@ -83,7 +84,7 @@ def along(cx: Context, op: str, operands: list[Operand], node: ast.Call) -> Opti
 def _ragged_dim(cx: Context, op: str, node: ast.Call) -> Optional[str]:
     names = node.subscript.dims if node.subscript else ()
     if len(names) != 1:
-        found = ", ".join(n.id for n in names) or "none"
+        found = listing(n.id for n in names) or "none"
         cx.error("E0212", (node.subscript or node).span, name=op, wanted="one ragged dim", found=found)
         return None
     dim = cx.dim(names[0])
@@ -91,7 +92,7 @@ def _ragged_dim(cx: Context, op: str, node: ast.Call) -> Optional[str]:
         return None
     if not cx.tables.dims[dim].ragged:
         cx.error("E0212", names[0].span, [Label(cx.tables.dims[dim].span, "fixed")], name=op, wanted="one ragged dim",
-                 found=dim)
+                 found=f"`{dim}`")
         return None
     return dim
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Callable, Optional
 
 from rlhf_dsl import ast
+from rlhf_dsl.builtins import BUILTINS, OPERATIONS
 from rlhf_dsl.checking import constants
 from rlhf_dsl.checking.calls import Infer, known_keywords, model_of
 from rlhf_dsl.checking.constants import is_count, is_number
@@ -89,7 +90,8 @@ def _target_dims(cx: Context, target: ast.Target, node: ast.Call) -> Optional[tu
     dims = cx.order(found)
     ragged = cx.ragged(dims)
     if len(ragged) != 1 or len(dims) != len(found):
-        reason = "it has one ragged dim" if len(dims) == len(found) else "each dim stands once"
+        number = f"{len(ragged)} are" if ragged else "none is"
+        reason = "a dim stands twice" if len(dims) != len(found) else f"of its dims one is ragged, here {number}"
         cx.error("E0209", target.span, name=name, reason=reason)
         return None
     owner = cx.tables.responses.get(ragged[0])
@@ -122,7 +124,9 @@ def _dims_fit(cx: Context, target: ast.Target, lead: tuple[str, ...], args: list
 
 def _texts(cx: Context, node: ast.Call, count: int, name: str, infer: Infer) -> Optional[list]:
     if len(node.args) != count:
-        cx.error("E0109", node.span, name=name, expected=f"{count} argument{'s' * (count > 1)}", given=len(node.args))
+        signature = next(known.signature for known in (*OPERATIONS, *BUILTINS.values()) if known.name == name)
+        cx.error("E0109", node.span, name=name, expected=f"{count} argument{'s' * (count > 1)}", given=len(node.args),
+                 help=f"it is `{signature}`")
         return None
     args = [(arg, infer(cx, arg)) for arg in node.args]
     if any(e is None for _, e in args):

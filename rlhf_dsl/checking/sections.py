@@ -72,7 +72,7 @@ def keep(cx: Context, line: ast.Keep) -> Optional[Keep]:
     ragged = cx.ragged(condition.type.dims)
     if ragged:
         label = Label(line.condition.span, str(condition.type))
-        cx.error("E0205", line.condition.span, [label], dim=ragged[0], type=condition.type)
+        cx.error("E0205", line.condition.span, [label], dim=ragged[0])
         return None
     if not cx.roots(condition.type.dims):
         cx.error("E0223", line.condition.span, type=condition.type)

@@ -108,7 +108,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0216", "the dims of the column `{name}`: {reason}",
         "A column has the root dim of its source, and a ragged dim if it is a response.",
-        "", declared('dim p = 4\ndata x[p], z[g] = jsonl("p.jsonl", "a", "c")'),
+        "a column has the dim of its rows, `{name}[b]`, and as a response a ragged dim behind it, `{name}[b, t]`",
+        declared('dim p = 4\ndata x[p], z[g] = jsonl("p.jsonl", "a", "c")'),
         declared('dim p = 4\ndata x[p], z[p] = jsonl("p.jsonl", "a", "c")'),
     ),
     Code(
@@ -121,7 +122,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0218", "`{dim}` of `{name}` would be both `{first}` and `{second}`",
         "Within a call a dim of the function stands for one dim: its arguments vary over the same response.",
-        "", declared(_PAIR + "    a, c = gae(m.logprobs(y), m.logprobs(z), 1, 1)"),
+        "pass values of one response",
+        declared(_PAIR + "    a, c = gae(m.logprobs(y), m.logprobs(z), 1, 1)"),
         declared(_PAIR + "    a, c = gae(m.logprobs(y), m.logprobs(y), 1, 1)"),
     ),
     Code(
@@ -139,7 +141,9 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "E0221", "the dim `{name}` cannot be {size}",
-        "A size is a whole number of at least 1.", "", "dim b = 0", "dim b = 1",
+        "A size is a whole number of at least 1.",
+        "write a whole number from 1 up: `dim {name} = 64`",
+        "dim b = 0", "dim b = 1",
     ),
     Code(
         "E0222", "the column `{name}` cannot be `{elem}`",
@@ -151,7 +155,8 @@ CODES: tuple[Code, ...] = (
         "E0223", "`keep` needs a condition over rows, this is `{type}`",
         "`keep if` chooses rows: its condition varies over a root dim, and over group dims if single samples are "
         "chosen.",
-        "", rolled("keep if mean(r) > 0"), rolled("keep if mean[g](r) > 0"),
+        "leave the dim that counts the rows: `keep if mean[g](r) > 0`, or `keep if r > 0`",
+        rolled("keep if mean(r) > 0"), rolled("keep if mean[g](r) > 0"),
     ),
     Code(
         "E0224", "the rows of `{dim}` are read by an `eval` and by the iteration",

@@ -30,12 +30,14 @@ CODES: tuple[Code, ...] = (
         "E0105", "`{name}` is {kind}, here stands {wanted}",
         "Models, functions and Python ops are no values: they are called. Where a model's name is expected, no value "
         "can stand.",
-        "", rolled("a = actor + 1"), rolled("a = actor.logprobs(y) + 1"),
+        "write {wanted} in its place",
+        rolled("a = actor + 1"), rolled("a = actor.logprobs(y) + 1"),
     ),
     Code(
         "E0106", "`{name}` cannot be called",
         "Functions, Python ops, builtins and the operations of models can be called.",
-        "", rolled("a = r(y)"), rolled("a = reward.score(y)"),
+        "write `{name}` without brackets, or call a function, a Python op or an operation of a model",
+        rolled("a = r(y)"), rolled("a = reward.score(y)"),
     ),
     Code(
         "E0107", "`{name}` cannot be seen from here",
@@ -49,7 +51,8 @@ CODES: tuple[Code, ...] = (
         "E0108", "`{name}` calls itself",
         "Functions are expanded where they are called, so that a function that needs itself would never end. Sums that "
         "run along a response are `togo[t]`.",
-        "", "fn f(x):\n    return f(x)\nparam a = f(1)", "fn f(x):\n    return x\nparam a = f(1)",
+        "take the call of itself out; a sum along a response is `togo[t](x, d)`",
+        "fn f(x):\n    return f(x)\nparam a = f(1)", "fn f(x):\n    return x\nparam a = f(1)",
     ),
     Code(
         "E0109", "`{name}` takes {expected}, {given} given",
@@ -69,7 +72,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0112", "a list is not a value",
         "Lists are settings, such as `betas=[0.9, 0.95]` and `stop=[\"###\"]`. Values vary over named dims instead.",
-        "", rolled("a = [1, 2]"), rolled("a = r"),
+        "name the values one by one, as in `max(x, y)`; what varies has a dim",
+        rolled("a = [1, 2]"), rolled("a = r"),
     ),
     Code(
         "E0113", "a response has no field `{field}`",

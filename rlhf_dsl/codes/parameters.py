@@ -18,17 +18,20 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0503", "`{name}` needs {wanted}, not `{value}`",
         "An override has the type of the value that it replaces.",
+        "write {wanted} behind `-s {name}=`",
     ),
     Code(
         "E0504", "this is not known before the run",
         "Declarations and settings are made of numbers, texts, dims, params and arithmetic over them. Data, states and "
         "model outputs belong in sections.",
-        "", "state x = 0.0 then x\nparam a = x", "param c = 1\nparam a = c + 1",
+        "write a number, a param, or arithmetic over them; what varies is bound in a section",
+        "state x = 0.0 then x\nparam a = x", "param c = 1\nparam a = c + 1",
     ),
     Code(
         "E0505", "the range of `{name}` fits no value: {reason}",
         "A range holds numbers, from its lower to its upper end.",
-        "", "param eps = 0.2 in (1, 0)", "param eps = 0.2 in (0, 1)",
+        "write two numbers, the smaller one first: `in [0, 1]`",
+        "param eps = 0.2 in (1, 0)", "param eps = 0.2 in (0, 1)",
     ),
     Code(
         "E0506", "`{where}` has no setting `{name}`",
@@ -38,7 +41,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0507", "`{name}` is {rule}, not `{value}`",
         "A setting has a kind and a range.",
-        "", "run:\n    steps = 0.5", "run:\n    steps = 5",
+        "give it {rule}, or leave `{name}` out",
+        "run:\n    steps = 0.5", "run:\n    steps = 5",
     ),
     Code(
         "E0508", "`{name}` and `{other}` are given both",
@@ -59,7 +63,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0511", "`{model}` has no stage `{stage}`: {reason}",
         "Only a model with an optimizer is trained, only a policy generates.",
-        "", _POLICY + "plan:\n    m.train: parallel(tp=2)", _POLICY + "plan:\n    m.forward: parallel(tp=2)",
+        "leave the line out, or name another stage",
+        _POLICY + "plan:\n    m.train: parallel(tp=2)", _POLICY + "plan:\n    m.forward: parallel(tp=2)",
     ),
 )
 

@@ -60,6 +60,11 @@ CODES: tuple[Code, ...] = (
         "evaluate its equations on given numbers with `rlflowc eval`",
     ),
     Code(
+        "P0112", "there is no model `{model}` in the catalogue",
+        "Planning for a described cluster needs the sizes of a model, not its weights. `catalog:NAME` takes them from the "
+        "catalogue of published shapes.",
+    ),
+    Code(
         "P0201", "this is no plan that can be run: {reason}",
         "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, "
         "with the place inside it.",

@@ -56,6 +56,6 @@ CODES: tuple[Code, ...] = (
         "E0610", "the dims of `{name}` do not fit: {reason}",
         "An op is mapped over the leading dims of its arguments, by name. One that is batched sees whole nested lists, "
         "whose dims its signature names; they stand for the arguments' dims of the same names, else in order.",
-        "",
+        "pass arguments that vary over the same rows, or change the annotations of `{name}`",
     ),
 )

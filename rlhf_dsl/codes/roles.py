@@ -48,19 +48,22 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0307", "the source of the model `{name}` is not a text",
         "A source is a built-in model (`\"builtin:tiny\"`), a local Hugging Face folder or a Hub id.",
-        "", "model m = policy(1)", _POLICY.rstrip(),
+        'write it in quotes: `"builtin:tiny"`, or the path of a folder',
+        "model m = policy(1)", _POLICY.rstrip(),
     ),
     Code(
         "E0308", "`{option}` is {rule}, not `{value}`",
         "The options of a sampler: `temperature` (at least 0; 0 takes the most likely token), `top_k`, `top_p` in (0, "
         "1], `stop`, `min_tokens`, `max_tokens` (at most the bound of the ragged dim); `env` and `turns` go together.",
-        "", declared(_POLICY + "rollout:\n    y[b, t] = m.generate(q, temperature=-1)"),
+        "give it {rule}, or leave `{option}` out",
+        declared(_POLICY + "rollout:\n    y[b, t] = m.generate(q, temperature=-1)"),
         declared(_POLICY + "rollout:\n    y[b, t] = m.generate(q, temperature=1)"),
     ),
     Code(
         "E0309", "`{first}` and `{second}` have different roles",
         "`copy` and `ema` move weights between models of the same role.",
-        "", _POLICY + 'model v = value("builtin:tiny")\nrun:\n    every 2: copy(m, v)',
+        "name two policies, two value models or two scorers",
+        _POLICY + 'model v = value("builtin:tiny")\nrun:\n    every 2: copy(m, v)',
         _POLICY + 'model v = policy("builtin:tiny")\nrun:\n    every 2: copy(m, v)',
     ),
     Code(

@@ -10,11 +10,13 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "R0131", "the model's config cannot be read: {reason}",
-        "`config.json` must be JSON with the sizes of the model under the names that transformers gives them.", status=2,
+        "`config.json` must be JSON with the sizes of the model under the names that transformers gives them.",
+        "write the folder again with `save_pretrained`", status=2,
     ),
     Code(
         "R0132", "{what} is not supported",
-        "The engines compute Llama-like models; a setting that they would silently ignore is refused.", status=2,
+        "The engines compute Llama-like models; a setting that they would silently ignore is refused.",
+        "take a Llama or Qwen2 model whose config has no such setting", status=2,
     ),
     Code(
         "R0133", "the model folder holds no weights",

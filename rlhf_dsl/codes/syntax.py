@@ -1,6 +1,7 @@
 """E00: reading and parsing a program. The first ten are about the file or the command line (exit code 2)."""
 
 from rlhf_dsl.codes.code import Code
+from rlhf_dsl.codes.example import rolled, updated
 
 CODES: tuple[Code, ...] = (
     Code(
@@ -12,7 +13,7 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0002", "cannot read `{path}`: {reason}",
         "The file is there, but the system refuses to read or write it: a folder, or a file without the permission.",
-        status=2,
+        "give the path of a file that you may read, and for `rlflowc fmt` may write", status=2,
     ),
     Code(
         "E0003", "`{path}` is not text in UTF-8",
@@ -59,7 +60,7 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0015", "`=` inside an expression",
         "`=` binds a name at the start of a line, and names an argument in a call. Equality is `==`.",
-        "write `==` to compare", "rollout:\n    keep if r = 1", "rollout:\n    keep if r == 1",
+        "write `==` to compare", rolled("keep if r = 1"), rolled("keep if r == 1"),
     ),
     Code(
         "E0016", "a tab",
@@ -81,7 +82,7 @@ CODES: tuple[Code, ...] = (
         "E0019", "`{word}` is Python, not rlflow",
         "A program is a set of equations over whole batches: it has no statements that jump, loop or change a name. "
         "What cannot be written so is a Python op: `from pkg.mod import f`.",
-        "{instead}", "rollout:\n    a = 1 if c else 2", "rollout:\n    a = where(c, 1, 2)",
+        "{instead}", rolled("a = 1 if r > 0 else 2"), rolled("a = where(r > 0, 1, 2)"),
     ),
     Code(
         "E0020", "the string is never closed",
@@ -101,7 +102,9 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "E0023", "`{text}` is not a number",
-        "Numbers are written `64`, `0.2` or `1e-4`.", "", "param a = 1e", "param a = 1e0",
+        "Numbers are written `64`, `0.2` or `1e-4`.",
+        "write it like `64`, `0.2` or `1e-4`; names begin with a letter",
+        "param a = 1e", "param a = 1e0",
     ),
     Code(
         "E0024", "`{word}` begins no {what}",
@@ -111,17 +114,18 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0025", "{what} cannot stand {where}",
         "Each section takes its own statements; declarations stand outside of all sections.",
-        "{allowed}", "rollout:\n    train actor to maximize r", "update:\n    train actor to maximize r",
+        "{allowed}", rolled("train actor to maximize mean(r)"),
+        updated("train actor to maximize mean(actor.logprobs(y) * r)"),
     ),
     Code(
         "E0026", "a positional argument after a named one",
         "Arguments without a name come first.", "move it before `{keyword}=`",
-        "rollout:\n    a = f(x=1, 2)", "rollout:\n    a = f(2, x=1)",
+        rolled("a = mean(where=r > 0, r)"), rolled("a = mean(r, where=r > 0)"),
     ),
     Code(
         "E0027", "`{keyword}` is given twice",
         "An argument or setting has one value.", "take one of them out",
-        "run:\n    steps = f(x=1, x=2)", "run:\n    steps = f(x=2)",
+        rolled("a = std(r, unbiased=true, unbiased=false)"), rolled("a = std(r, unbiased=false)"),
     ),
     Code(
         "E0028", "`{name}` is a word of the language",
@@ -130,19 +134,19 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0029", "only a name can be bound",
         "On the left of `=` stands a name, with the dims of its value if you like: `y[b, t] = ...`.",
-        "bind a name of its own", "rollout:\n    y.text = a", "rollout:\n    text = a",
+        "bind a name of its own", rolled("y.text = r"), rolled("text = r"),
     ),
     Code(
         "E0030", "an expression alone does nothing",
         "A statement binds a value to a name, records a metric, keeps rows or trains a model.",
-        "bind it: `name = ...`", "rollout:\n    f(x)", "rollout:\n    y = f(x)",
+        "bind it: `name = ...`", rolled("mean(r)"), rolled("a = mean(r)"),
     ),
     Code(
         "E0031", "values are not indexed",
         "Dims in brackets follow an operation, `sum[t](x)`, and stand on the left of `=`; everything else acts on "
         "whole batches, broadcasting by the names of dims.",
         "reduce with an operation such as `sum[t](x)`, or write the call's arguments after the brackets",
-        "rollout:\n    a = y[b]", "rollout:\n    a = sum[b](y)",
+        rolled("a = r[b]"), rolled("a = sum[b, g](r)"),
     ),
     Code(
         "E0032", "`{bracket}` closes the wrong bracket",

@@ -94,7 +94,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0413", "`{option}` is {rule}, not `{value}`",
         "The options of an optimizer or schedule have ranges.",
-        "", 'model m = policy("builtin:tiny") trained by adamw(lr=-1)',
+        "give it {rule}, or leave `{option}` out",
+        'model m = policy("builtin:tiny") trained by adamw(lr=-1)',
         'model m = policy("builtin:tiny") trained by adamw(lr=1e-4)',
     ),
 )

@@ -3,18 +3,29 @@
 from rlhf_dsl.codes.code import Code
 from rlhf_dsl.codes.example import rolled, updated
 
+_UNTRAINED = """\
+dim b  = 4
+dim t <= 8
+data q[b] = jsonl("q.jsonl", "prompt")
+model m = policy("builtin:tiny")
+rollout:
+    y[b, t] = m.generate(q)
+update:
+    metric n = mean(m.entropy(y))"""
+
 CODES: tuple[Code, ...] = (
     Code(
         "W0101", "`{name}` is never used",
         "Nothing reads it; if nothing needs it, it is not computed. A name that starts with `_` may stay unused.",
-        "take it out, or write it as a `metric`", "param a = 1", "",
+        "take it out, or write it as a `metric`", "param a = 1", "param a = 1\nrollout:\n    metric m = a",
     ),
     Code(
         "W0102", "`{name}` hides the function of the prelude",
         "Names of the prelude may be defined anew; from then on they mean what the program says, also for readers who "
         "know the other.",
-        "choose another name if that is not meant", rolled("k1 = r", "metric m = mean(k1)"), rolled("kl = r",
-        "metric m = mean(kl)"),
+        "choose another name if that is not meant",
+        updated("k1 = r", "train actor to maximize mean(actor.logprobs(y) * k1)"),
+        updated("kl = r", "train actor to maximize mean(actor.logprobs(y) * kl)"),
     ),
     Code(
         "W0103", "`{name}` has an optimizer, but nothing trains it",
@@ -25,7 +36,7 @@ CODES: tuple[Code, ...] = (
     Code(
         "W0104", "this update trains nothing",
         "An update without a `train` line computes metrics at most.",
-        "write `train M to maximize E`", updated("metric m = mean(actor.logprobs(y) * r)"),
+        "write `train M to maximize E`", _UNTRAINED,
         updated("train actor to maximize mean(actor.logprobs(y) * r)"),
     ),
 )

@@ -91,19 +91,19 @@ def shipped(name: str, seed: int, change=lambda text: text) -> tuple[Checked, An
 # ---- the order of rows -----------------------------------------------------------------------------------
 
 @SETTINGS
-@given(programs(), SEEDS, st.randoms())
+@given(programs(), SEEDS, SEEDS)
 def test_rows_may_stand_in_any_order(program, seed, order):
     whole = Program(re.sub(r"minibatches=\d", "minibatches=1", program.text), program.sizes)
-    check_order(load(whole), whole.feed(seed), order)
+    check_order(load(whole), whole.feed(seed), random.Random(order))
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
 @settings(SETTINGS, max_examples=2)
-@given(SEEDS, st.randoms())
+@given(SEEDS, SEEDS)
 def test_rows_of_a_shipped_program_may_stand_in_any_order(name, seed, order):
     """In one mini-batch: which rows a smaller one has is decided by their places."""
-    checked, _ = shipped(name, seed, lambda text: re.sub(r"minibatches *= *\d+", "minibatches=1", text))
-    check_order(checked, Numbers(name, seed).feed(), order)
+    checked, _ = shipped(name, seed, lambda text: re.sub(r"(minibatches|epochs) *= *\d+", r"\1=1", text))
+    check_order(checked, Numbers(name, seed).feed(), random.Random(order))
 
 
 def check_order(checked: Checked, feed: dict[str, Any], order: random.Random) -> None:
@@ -112,10 +112,9 @@ def check_order(checked: Checked, feed: dict[str, Any], order: random.Random) ->
     kinds = dims_of(checked)
     before = evaluated(checked, feed_of("feed", feed), shuffle=False)
     after = evaluated(checked, feed_of("feed", permuted_feed(feed, kinds, orders)), shuffle=False)
-    for part in ("rollout", "update"):
-        values = {name: permuted(value, kinds["values"][name], orders) for name, value in before[part].items()
-                  if not isinstance(value, list) or kinds["values"][name]}
-        near(values, {name: after[part][name] for name in values}, part)
+    for part, order_of in (("rollout", orders), ("update", of_kept(orders, before["kept"]))):
+        values = {name: permuted(value, kinds["values"][name], order_of) for name, value in before[part].items()}
+        near(values, after[part], part)
     for part in ("metrics", "state", "skipped"):
         near(before[part], after[part], part)
     for key, kept in before["kept"].items():
@@ -124,6 +123,15 @@ def check_order(checked: Checked, feed: dict[str, Any], order: random.Random) ->
         for one, other in zip(steps, after["train"][model]):
             near(one["objective"], other["objective"], model)
             near({c: permuted(g, kinds["calls"][c], orders) for c, g in one["grad"].items()}, other["grad"], model)
+
+
+def of_kept(orders: Mapping[str, list[int]], kept: Mapping[str, list]) -> dict[str, list[int]]:
+    """The orders of those rows that an update has: a row with any sample kept."""
+    found = dict(orders)
+    for key, rows in kept.items():
+        left = [i for i, row in enumerate(rows) if (any(row) if isinstance(row, list) else row)]
+        found[key.split(",")[0]] = [left.index(i) for i in orders[key.split(",")[0]] if i in left]
+    return found
 
 
 def dims_of(checked: Checked) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -236,7 +244,7 @@ def test_a_program_survives_its_printed_form(program, seed):
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-@settings(SETTINGS, max_examples=15)
+@settings(SETTINGS, max_examples=5)
 @given(SEEDS)
 def test_a_shipped_program_typed_anew_prints_the_same(name, seed):
     text = (PROGRAMS / f"{name}.rlflow").read_text(encoding="utf-8")
