@@ -17,6 +17,8 @@ from compiler.ir import FlowGraph
 from compiler.passes import NAMES
 from compiler.placement import place
 from compiler.plan import Plan
+from compiler.search.program import placement_on
+from compiler.search.report import placement_json, placement_text
 from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import did_you_mean, fault
 from rlhf_dsl.frontend import load
@@ -44,15 +46,31 @@ def compile_command(args: Namespace) -> int:
 
 
 def explain_command(args: Namespace) -> int:
-    """Prints what a program's or a plan file's plan does where, with estimates."""
+    """Prints what a program's or a plan file's plan does where, with estimates.
+
+    On a described cluster, and unless `--ranks` asks for a plan of that many, it is the placement that the search finds.
+    """
     began = time.perf_counter()
     cluster = cluster_of(args)
+    if cluster.machines and args.ranks is None and not is_plan(args.program):
+        return _explain_placement(args, cluster)
     plan = load_plan(Path(args.program)) if is_plan(args.program) else compile_file(args, args.ranks)[0]
     seconds = time.perf_counter() - began
     if args.json:
         put_json(explain_json(plan, cluster, seconds))
     else:
         print(explain_text(plan, cluster), end="")
+    return 0
+
+
+def _explain_placement(args: Namespace, cluster: Cluster) -> int:
+    checked = load_program(args)
+    shapes = read_shapes(checked, program_folder(checked.path))
+    workload, found = placement_on(checked, shapes, cluster)
+    if args.json:
+        put_json(placement_json(checked.name, workload, found))
+    else:
+        print(placement_text(checked.name, cluster.name, workload, cluster.machines, found), end="")
     return 0
 
 

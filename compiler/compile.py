@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from compiler import unexecuted
+from compiler.catalog import PREFIX, model_shape
 from compiler.cluster import Cluster, local_cluster
 from compiler.emit import Target, emit
 from compiler.ir import FlowGraph
@@ -83,10 +84,16 @@ def read_shapes(checked: Checked, folder: Path) -> dict[str, ModelShape]:
     shapes = {}
     for model in checked.models.values():
         try:
-            shapes[model.name] = shape_from_config(resolve_model(model.source, folder))
+            shapes[model.name] = _shape(model.source, folder)
         except DiagnosticError as error:
             raise _at(error, checked, model.span) from error
     return shapes
+
+
+def _shape(source: str, folder: Path) -> ModelShape:
+    if source.startswith(PREFIX):
+        return model_shape(source)
+    return shape_from_config(resolve_model(source, folder))
 
 
 def _at(error: DiagnosticError, checked: Checked, span) -> DiagnosticError:

@@ -63,7 +63,8 @@ class _Text:
         if step.op in ("transfer", "reshard"):
             moved = self.costs.moved(step)
             total, rank, least = (_bytes(part * size) for size in (moved.total, moved.per_rank, moved.lower_bound))
-            yield f"{margin}    {total} in all, at most {rank} to a rank; no plan moves less than {least}"
+            bound = f"; no plan moves less than {least}" if moved.lower_bound else ""
+            yield f"{margin}    {total} in all, at most {rank} to a rank{bound}"
 
     def loop(self, loop: UpdateLoop, indent: int) -> Iterator[str]:
         if loop.before:

@@ -92,6 +92,11 @@ class Tokenizer:
             parts.pop(unrelated, None)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
+    @cached_property
+    def form(self) -> tuple:
+        """What decides the tokens of a prompt with its response: the identity, the template, and begin and end tokens."""
+        return self.identity, self.chat_template, self.bos, self.eos
+
     @property
     def size(self) -> int:
         """Number of ids, added tokens included."""

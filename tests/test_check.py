@@ -259,3 +259,15 @@ update:
 """
     errors = [c for c in codes(HEAD + text) if c.startswith("E")]
     assert errors == ([code] if code else [])
+
+
+@pytest.mark.parametrize("value", ["10 ** 10 ** 10", "99999 ** 99999", "9223372036854775807 * 2"])
+def test_numbers_without_end_are_reported(value):
+    assert "E0504" in codes(f"param k = {value}\n")
+
+
+def test_functions_that_call_each_other_twice_take_no_exponential_time():
+    lines = ["fn f0(x):\n    return x + 1\n"]
+    lines += [f"fn f{i}(x):\n    return f{i - 1}(x) * f{i - 1}(x)\n" for i in range(1, 40)]
+    body = "rollout:\n    y[b, t] = actor.generate(prompts)\n    metric m = mean(f39(actor.logprobs(y)))\n"
+    assert not [code for code in codes(HEAD + "".join(lines) + body) if code.startswith("E")]

@@ -132,7 +132,7 @@ error[E0002]: cannot read `x`: busy
   │
   = help: wait
 """
-    assert render([diagnostic("E0002", path="x", reason="busy")]) == "error[E0002]: cannot read `x`: busy\n"
+    assert render([diagnostic("E0002", path="x", reason="busy", help="")]) == "error[E0002]: cannot read `x`: busy\n"
 
 
 def test_colour_changes_nothing_but_colour():

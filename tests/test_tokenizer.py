@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from rlhf_dsl.diagnostics import DiagnosticError
 from runtime.tokenizer import Tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
 
 TEXTS = ["12+30=", "", " a  b\n", "~!é", "x</s>y"]
 TEMPLATE = ("{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{% endfor %}"
@@ -128,3 +131,20 @@ def test_unreadable(files, tmp_path):
         Tokenizer(tmp_path)
     with pytest.raises(DiagnosticError, match="R0310"):
         Tokenizer(tmp_path / "none")
+
+
+def test_a_template_makes_another_form_of_the_same_tokens(tmp_path):
+    plain, chat = tmp_path / "plain", tmp_path / "chat"
+    for folder in (plain, chat):
+        shutil.copytree(ROOT / "programs" / "models" / "tiny", folder)
+    (chat / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}!")
+    assert Tokenizer(plain).identity == Tokenizer(chat).identity
+    assert Tokenizer(plain).form != Tokenizer(chat).form
+
+
+def test_a_truncated_response_that_is_read_again_does_not_end():
+    from runtime.executor.reencoding import _again
+
+    tokenizer = Tokenizer(ROOT / "programs" / "models" / "tiny")
+    ended, cut = (_again(tokenizer, "1+1=", "23", truncated)[1] for truncated in (False, True))
+    assert ended == [*cut, tokenizer.end_ids[0]] and len(cut) == 2

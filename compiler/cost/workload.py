@@ -11,6 +11,24 @@ GENERATE, FORWARD, TRAIN = "generate", "forward", "train"
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What `plan:` fixes of a model; 0 is open.
+
+    tp, pp, dp: of training and scoring; generate_tp, generate_dp: of generation; devices: of its set
+    micro_batch, tokens: the most that a micro-batch of training may hold
+    """
+
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
+    generate_tp: int = 0
+    generate_dp: int = 0
+    devices: int = 0
+    micro_batch: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
 class PlacedModel:
     """A model to be placed. role: as in `compiler.shapes.ROLES`."""
 
@@ -18,6 +36,7 @@ class PlacedModel:
     role: str
     shape: ModelShape
     trained: bool = False
+    asked: Asked = Asked()
 
 
 @dataclass(frozen=True)
@@ -58,8 +77,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Workload:
+    """together: pairs of models that must share their devices."""
+
     models: tuple[PlacedModel, ...]
     stages: tuple[Stage, ...]
+    together: tuple[tuple[str, str], ...] = ()
 
     def calls(self, model: str) -> tuple[tuple[int, Call], ...]:
         """(index of its stage, call) of all calls of a model."""

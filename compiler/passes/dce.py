@@ -1,4 +1,7 @@
-"""Dead code: what no metric, state, training, keep or action needs is left out."""
+"""Dead code: what no metric, state, training, keep, action or Python op needs is left out.
+
+A Python op stays whatever becomes of its value: it may be there to write something down.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import networkx as nx
 
 from compiler.ir import FlowGraph
 
-ROOTS = frozenset(("metric", "state", "train", "optimizer", "keep", "action", "reshard"))
+ROOTS = frozenset(("metric", "state", "train", "optimizer", "keep", "action", "reshard", "pyop"))
 
 
 @dataclass(frozen=True)

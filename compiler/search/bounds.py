@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import NamedTuple, Optional
+from operator import le
+from typing import Iterator, NamedTuple, Optional
 
-from compiler.search.fronts import Fronts, Point
+from compiler.search.fronts import Fronts, Point, beaten
 from compiler.search.space import device_counts
-from compiler.search.thinning import pareto
 
 FINE = 128  # steps in which devices are counted in bounds
 
@@ -30,35 +30,58 @@ class Bounds:
         self.unit = max(1, self.devices // FINE)
         self._stages = len(fronts.workload.stages)
         self._fewest: dict[tuple, int] = {}
+        self._at: dict[tuple, Optional[list[float]]] = {}
+        self._places: dict[tuple, tuple] = {}
         self._entries: dict[tuple, tuple[Entry, ...]] = {}
+        self._known: dict[tuple, list] = {}
         self._least: dict[tuple, list[list[float]]] = {(): [[0.0] * (self._top + 1)] * self._stages}
 
     @property
     def _top(self) -> int:
         return -(-self.devices // self.unit)
 
-    def entries(self, key: tuple[int, ...]) -> tuple[Entry, ...]:
-        """The points of a set, without those that use no fewer devices of a pool than another that is as fast."""
-        if key not in self._entries:
-            found = []
-            for pool, machine in enumerate(self.fronts.machines):
-                points = [Entry(pool, n, p) for n in device_counts(machine) for p in self.fronts.of_set(key, pool, n)]
-                found += pareto(points, lambda entry: (*entry.point.times, entry.devices))
-            self._entries[key] = tuple(found)
-        return self._entries[key]
+    def places(self, key: tuple[int, ...]) -> tuple[tuple[int, int, tuple[Point, ...]], ...]:
+        """(pool, devices, relaxed points) wherever each model of the set fits alone and more devices are of use."""
+        if key not in self._places:
+            found = [place for pool in range(len(self.fronts.machines)) for place in self._places_in(pool, key)]
+            self._places[key] = tuple(found)
+        return self._places[key]
+
+    def _places_in(self, pool: int, key: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[Point, ...]]]:
+        """A place is of no use if what it could reach at best is reached on fewer devices."""
+        reached: list[Point] = []
+        for n in device_counts(self.fronts.machines[pool]):
+            points = self.fronts.relaxed(key, pool, n)
+            if not points or all(beaten(p.times, reached, self.fronts.near) for p in points):
+                continue
+            if self.fronts.fit_together(key, pool, n):
+                reached += points
+            yield pool, n, points
+
+    def entries(self, key: tuple[int, ...], pool: int, devices: int) -> tuple[Entry, ...]:
+        """The points of a set there, without those that another is known to reach on no more devices."""
+        where = (key, pool, devices)
+        if where not in self._entries:
+            known = self._known.setdefault((key, pool), [])
+            fresh = [Entry(pool, devices, p) for p in self.fronts.of_set(key, pool, devices)]
+            fresh = [e for e in fresh if not any(n < devices and all(map(le, t, e.point.times)) for t, n in known)]
+            known.extend((entry.point.times, devices) for entry in fresh)
+            self._entries[where] = tuple(fresh)
+        return self._entries[where]
 
     def fewest(self, keys: tuple) -> int:
         """The devices that sets need at least; 0 for sets that fit nowhere."""
         if keys not in self._fewest:
-            least = (min((entry.devices for entry in self.entries(key)), default=0) for key in keys)
-            self._fewest[keys] = sum(least)
+            self._fewest[keys] = sum(min((n for _, n, _ in self.places(key)), default=0) for key in keys)
         return self._fewest[keys]
 
     def least(self, keys: tuple, devices: int) -> Optional[list[float]]:
         """By stage, a bound on the seconds of sets that share `devices` devices of any pool; None if they do not fit."""
-        tables = self._tables(keys)
-        least = [table[-(-devices // self.unit)] for table in tables]
-        return None if math.inf in least else least
+        units = -(-devices // self.unit)
+        if (keys, units) not in self._at:
+            least = [table[units] for table in self._tables(keys)]
+            self._at[keys, units] = None if math.inf in least else least
+        return self._at[keys, units]
 
     def _tables(self, keys: tuple) -> list[list[float]]:
         """By stage and number of units, as `least`."""
@@ -70,9 +93,9 @@ class Bounds:
     def _alone(self, key: tuple[int, ...], stage: int) -> list[float]:
         """By number of units, the least seconds of one set; devices are rounded down, which only lowers the bound."""
         table = [math.inf] * (self._top + 1)
-        for entry in self.entries(key):
-            units = entry.devices // self.unit
-            table[units] = min(table[units], entry.point.times[stage])
+        for _, devices, points in self.places(key):
+            units = devices // self.unit
+            table[units] = min(table[units], min(point.times[stage] for point in points))
         for units in range(self._top):
             table[units + 1] = min(table[units], table[units + 1])
         return table

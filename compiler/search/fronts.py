@@ -37,6 +37,7 @@ class Fronts:
         self.workload, self.machines, self.near = workload, tuple(machines), near
         self.kinds = tuple(self._kind(model) for model in workload.models)
         self._points: dict[tuple, tuple[Point, ...]] = {}
+        self._relaxed: dict[tuple, tuple[Point, ...]] = {}
         self._options: dict[tuple, tuple[Option, ...]] = {}
         self._fast: dict[tuple, tuple[Option, ...]] = {}
 
@@ -46,7 +47,8 @@ class Fronts:
 
     def _asked(self, model: PlacedModel) -> tuple:
         calls = ((i, dataclasses.replace(call, model="")) for i, call in self.workload.calls(model.name))
-        return model.role, model.shape, model.trained, tuple(calls)
+        bound = [pair for pair in self.workload.together if model.name in pair]
+        return model.role, model.shape, model.trained, model.asked, tuple(calls), bound and model.name
 
     def key(self, members: Sequence[int]) -> tuple[int, ...]:
         """The kinds of a set of models, given by their indices."""
@@ -65,19 +67,23 @@ class Fronts:
         if where not in self._points:
             lists = [self.of_model(kind, pool, devices) for kind in key]
             usable = self.machines[pool].usable
-            self._points[where] = self._unbound(key, pool, devices, lists) or bound_front(lists, usable, self.near)
+            relaxed = self.relaxed(key, pool, devices)
+            fits = relaxed and self.fit_together(key, pool, devices)
+            self._points[where] = relaxed if fits else bound_front(lists, usable, self.near) if relaxed else ()
         return self._points[where]
 
-    def _unbound(self, key, pool, devices, lists) -> tuple[Point, ...]:
-        """The front where memory excludes nothing that time alone would choose; () if it may."""
-        fastest = [self._fastest(kind, pool, devices) for kind in key]
-        if not all(fastest):
-            return ()
-        resident = sum(max(o.resident for o in one) for one in fastest)
-        work = max(o.work for one in fastest for o in one)
-        if resident + work > self.machines[pool].usable:
-            return ()
-        return tuple(_free(fastest, self.near))
+    def relaxed(self, key: tuple[int, ...], pool: int, devices: int) -> tuple[Point, ...]:
+        """The front if each model had the memory for itself: no point of the set is faster in all stages."""
+        where = (key, pool, devices)
+        if where not in self._relaxed:
+            fast = [self._fastest(kind, pool, devices) for kind in key]
+            self._relaxed[where] = tuple(_free(fast, self.near)) if all(fast) else ()
+        return self._relaxed[where]
+
+    def fit_together(self, key: tuple[int, ...], pool: int, devices: int) -> bool:
+        fast = [self._fastest(kind, pool, devices) for kind in key]
+        resident = sum(max(o.resident for o in one) for one in fast)
+        return resident + max(o.work for one in fast for o in one) <= self.machines[pool].usable
 
     def _fastest(self, kind: int, pool: int, devices: int) -> tuple[Option, ...]:
         where = (kind, pool, devices)
@@ -95,7 +101,7 @@ def bound_front(lists: Sequence[Sequence[Option]], usable: float, near: Near) ->
     known = None
     for limit in _limits({o.work for one in lists for o in one}, usable, near):
         below = _within([[o for o in one if o.work <= limit] for one in lists], usable - limit)
-        if not all(below) or _beaten(_added(*_reach(below)), points, near):
+        if not all(below) or beaten(_added(*_reach(below)), points, near):
             continue
         fast = [thinned(one, _times, near) for one in below]
         if fast == known:
@@ -147,12 +153,13 @@ def _resident(lists: Sequence[Sequence[Option]], usable: float, near: Near, know
         room = usable - sum(floor[i + 1:])
         ahead = _added((0.0,) * len(reach[i]), *reach[i + 1:])
         joined = (_appended(p, o) for p in partials for o in one if p.resident + o.resident <= room)
-        open_ = (p for p in joined if not _beaten(_added(p.times, ahead), known, near))
+        open_ = (p for p in joined if not beaten(_added(p.times, ahead), known, near))
         partials = thinned_with_memory(open_, usable, near)
     return [Point(p.times, p.options) for p in partials]
 
 
-def _beaten(times: tuple[float, ...], known: Sequence[Point], near: Near) -> bool:
+def beaten(times: tuple[float, ...], known: Sequence[Point], near: Near) -> bool:
+    """Whether a point is as fast as `times` in each stage, or nearly so."""
     wider = tuple(t * (1 + near.time) for t in times)
     return any(all(map(operator.le, point.times, wider)) for point in known)
 

@@ -37,13 +37,24 @@ class Option(NamedTuple):
 
 
 def options(machine: Machine, workload: Workload, model: PlacedModel, devices: int,
-            near: Near = EXACT) -> tuple[Option, ...]:
-    """The options of `model` on exactly `devices` devices that fit alone, without dominated and near ones."""
-    sizes = sizes_of(model.shape, model.role)
+            near: Near = EXACT, layout: Optional[Degrees] = None) -> tuple[Option, ...]:
+    """The options of `model` on exactly `devices` devices that fit alone, without dominated and near ones.
+
+    layout: the only one to consider
+    """
+    sizes, asked = sizes_of(model.shape, model.role), model.asked
+    if asked.devices not in (0, devices):
+        return ()
     found: list[Option] = []
-    for degrees in train_degrees(machine, sizes, devices):
+    for degrees in [layout] if layout else train_degrees(machine, sizes, devices):
+        if not _as_asked(degrees, (asked.tp, asked.pp, asked.dp)):
+            continue
         found.extend(_Ways(machine, workload, model, sizes, degrees, near).options())
     return tuple(thinned_with_memory(found, machine.usable, near))
+
+
+def _as_asked(degrees: Degrees, asked: tuple[int, int, int]) -> bool:
+    return all(wanted in (0, degree) for wanted, degree in zip(asked, degrees))
 
 
 def symmetric_options(machine: Machine, workload: Workload, model: PlacedModel, degrees: Degrees) -> tuple[Option, ...]:
@@ -72,8 +83,11 @@ class _Ways(NamedTuple):
         forwards = [(i, c) for i, c in calls if c.kind == FORWARD]
         base = self._base(forwards)
         sampled = self._generates(generates)
+        trained = self._trains(trains)
         for offload in (False, True):
-            for train, generate in _pairs(self._trains(trains, offload), sampled):
+            if offload and trains:
+                trained = tuple(map(self._offloaded, trained))
+            for train, generate in _pairs(trained, sampled):
                 yield from self._joined(base, train, generate, offload)
 
     def _joined(self, base: Option, train: Option, generate: Option, offload: bool) -> Iterator[Option]:
@@ -111,24 +125,45 @@ class _Ways(NamedTuple):
             work = max(work, training.forward_bytes(self.sizes, self.degrees, call))
         return Option(tuple(times), self._weights, work, Choice(self.degrees))
 
-    def _trains(self, calls: Sequence[tuple[int, Call]], offload: bool) -> tuple[Option, ...]:
-        """Gradients and states are resident; gradients are always, states unless offloaded."""
+    def _trains(self, calls: Sequence[tuple[int, Call]]) -> tuple[Option, ...]:
+        """With gradients and states on the device."""
         if not calls:
             return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
-        gradients = training.gradient_bytes(self.sizes, self.degrees)
-        states = training.state_bytes(self.sizes, self.degrees)
-        resident, brought = (0.0, states + gradients) if offload else (states + gradients, 0.0)
-        moved = 2 * host_time(self.machine, states) if offload else 0.0
+        resident = self._gradients + self._states
         rows = max(math.ceil(c.rows / c.minibatches / self.degrees.dp) for _, c in calls)
         found = []
-        for micro in _micros(rows):
-            times, work = list(self._none), 0.0
+        for micro in _micros(min(rows, self._most_samples(calls))):
+            work = max(training.activation_bytes(self.sizes, self.degrees, call, micro) for _, call in calls)
+            if self._weights + self._gradients + work > self.machine.usable:
+                continue
+            times = list(self._none)
             for i, call in calls:
-                times[i] += training.train_time(self.machine, self.sizes, self.degrees, call, micro).total + moved
+                times[i] += training.train_time(self.machine, self.sizes, self.degrees, call, micro).total
                 times[i] += call_time(self.machine, call, self.degrees.devices)
-                work = max(work, brought + training.activation_bytes(self.sizes, self.degrees, call, micro))
             found.append(Option(tuple(times), resident, work, Choice(self.degrees, micro)))
-        return self._worth(o for o in found if self._weights + resident + o.work <= self.machine.usable)
+        return self._worth(found)
+
+    def _most_samples(self, calls: Sequence[tuple[int, Call]]) -> float:
+        """The samples that `plan:` allows in a micro-batch, at least one."""
+        asked = self.model.asked
+        by_tokens = max(1, int(asked.tokens // max(call.length for _, call in calls))) if asked.tokens else math.inf
+        return min(asked.micro_batch or math.inf, by_tokens)
+
+    def _offloaded(self, train: Option) -> Option:
+        """With states that come and go with each call, and gradients that live only in between."""
+        moved = 2 * host_time(self.machine, self._states)
+        times = list(train.times)
+        for i, call in self.workload.calls(self.model.name):
+            times[i] += moved * (call.kind == TRAIN)
+        return train._replace(times=tuple(times), resident=0.0, work=train.work + train.resident)
+
+    @property
+    def _gradients(self) -> float:
+        return training.gradient_bytes(self.sizes, self.degrees)
+
+    @property
+    def _states(self) -> float:
+        return training.state_bytes(self.sizes, self.degrees)
 
     def _generates(self, calls: Sequence[tuple[int, Call]]) -> tuple[Option, ...]:
         if not calls:
@@ -142,8 +177,9 @@ class _Ways(NamedTuple):
     def _generation_degrees(self) -> tuple[Degrees, ...]:
         if self.symmetric:
             return (self.degrees,)
-        devices = self.degrees.devices
-        return tuple(Degrees(tp, 1, devices // tp) for tp in tensor_degrees(self.machine, self.sizes, devices))
+        devices, asked = self.degrees.devices, self.model.asked
+        every = (Degrees(tp, 1, devices // tp) for tp in tensor_degrees(self.machine, self.sizes, devices))
+        return tuple(d for d in every if _as_asked(d, (asked.generate_tp, 0, asked.generate_dp)))
 
     def _generate(self, calls: Sequence[tuple[int, Call]], degrees: Degrees, sequences: int) -> Option:
         machine, sizes = self.machine, self.sizes

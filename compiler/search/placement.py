@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence
 
 from compiler.cost.workload import Workload
 from compiler.machine import Machine
@@ -23,7 +23,7 @@ OBJECTIVES = (TIME, DEVICE_HOURS)
 Progress = Callable[[int, int, float], None]  # (partitions done, all partitions, seconds an iteration of the best)
 
 
-class MachinePlacement(NamedTuple):
+class ModelPlacement(NamedTuple):
     """One model of a group: its option."""
 
     model: str
@@ -38,7 +38,7 @@ class MachinePlacement(NamedTuple):
 class Group:
     """Models that share `devices` devices of the cluster's part `pool`. times: seconds by stage."""
 
-    models: tuple[MachinePlacement, ...]
+    models: tuple[ModelPlacement, ...]
     pool: int
     devices: int
     times: tuple[float, ...]
@@ -115,12 +115,13 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.bounds = Bounds(self.fronts)
+        self.gain = 1 - self.fronts.near.time / 2  # what is better by less is not looked for
         self.zero = (0.0,) * len(self.workload.stages)
 
     @property
     def limit(self) -> float:
         """A partition that cannot come below this is not among those to keep."""
-        return self.best[-1].value if len(self.best) == self.keep else math.inf
+        return self.best[-1].value * self.gain if len(self.best) == self.keep else math.inf
 
     def all(self, progress: Progress) -> None:
         todo = self._distinct()
@@ -136,9 +137,15 @@ class _Search:
         """(partition, the keys of its sets), one of each kind, with the sets in order of their keys."""
         found = {}
         for partition in partitions(range(len(self.workload.models))):
+            if not self._as_asked(partition):
+                continue
             ordered = sorted(partition, key=self._order)
             found.setdefault(tuple(map(self.fronts.key, ordered)), tuple(ordered))
         return [(partition, keys) for keys, partition in found.items()]
+
+    def _as_asked(self, partition: tuple[tuple[int, ...], ...]) -> bool:
+        sets = [{self._names[m] for m in members} for members in partition]
+        return all(any({*pair} <= names for names in sets) for pair in self.workload.together)
 
     def _order(self, members: Sequence[int]) -> tuple:
         """Large sets first: they decide most."""
@@ -164,26 +171,40 @@ class _Search:
             self._solution = _Solution(value(self.objective, sum(times), used), partition, chosen)
             return
         used = sum(entry.devices for entry in chosen)
-        for bound, _, entry in sorted(self._children(rest, times, left, used)):
-            if bound >= self._threshold:
+        for relaxed, pool, devices in sorted(self._places(rest, times, left, used)):
+            if relaxed >= self._threshold:
                 return
-            self.considered += 1
-            remaining = tuple(n - entry.devices * (pool == entry.pool) for pool, n in enumerate(left))
+            remaining = tuple(n - devices * (i == pool) for i, n in enumerate(left))
+            for bound, _, entry in self._children(rest, times, (pool, devices), sum(remaining), used):
+                if bound >= self._threshold:
+                    break
+                self.considered += 1
+                later = tuple(map(max, times, entry.point.times))
+                self._descend(partition, rest[1:], (*chosen, entry), later, remaining)
+
+    def _places(self, rest, times, left, used) -> Iterator[tuple[float, int, int]]:
+        """(bound, pool, devices) for the next set, by what it could reach if memory were no limit."""
+        threshold, total = self._threshold, sum(left)
+        fewest = used + self.bounds.fewest(rest[1:])
+        for pool, devices, points in self.bounds.places(rest[0]):
+            least = self.bounds.least(rest[1:], total - devices) if devices <= left[pool] else None
+            if least is None:
+                continue
+            seconds = min(sum(map(max, times, p.times, least)) for p in points)
+            bound = value(self.objective, seconds, fewest + devices)
+            if bound < threshold:
+                yield bound, pool, devices
+
+    def _children(self, rest, times, place, remaining, used) -> list[tuple[float, int, Entry]]:
+        found = []
+        for i, entry in enumerate(self.bounds.entries(rest[0], *place)):
             later = tuple(map(max, times, entry.point.times))
-            self._descend(partition, rest[1:], (*chosen, entry), later, remaining)
+            found.append((self._bound(rest[1:], later, remaining, used + entry.devices), i, entry))
+        return sorted(found)
 
     @property
     def _threshold(self) -> float:
-        return self.limit if self._solution is None else min(self.limit, self._solution.value)
-
-    def _children(self, rest, times, left, used):
-        for i, entry in enumerate(self.bounds.entries(rest[0])):
-            if entry.devices > left[entry.pool]:
-                continue
-            later = tuple(map(max, times, entry.point.times))
-            bound = self._bound(rest[1:], later, sum(left) - entry.devices, used + entry.devices)
-            if bound < self._threshold:
-                yield bound, i, entry
+        return self.limit if self._solution is None else min(self.limit, self._solution.value * self.gain)
 
     def found(self, solution: _Solution) -> Found:
         groups = tuple(self._group(members, entry) for members, entry in zip(solution.partition, solution.entries))
@@ -197,5 +218,5 @@ class _Search:
     def _group(self, members: Sequence[int], entry: Entry) -> Group:
         """The options of a point stand in the order of kinds."""
         ordered = sorted(members, key=lambda m: (self.fronts.kinds[m], m))
-        placed = {m: MachinePlacement(self._names[m], o) for m, o in zip(ordered, entry.point.options)}
+        placed = {m: ModelPlacement(self._names[m], o) for m, o in zip(ordered, entry.point.options)}
         return Group(tuple(placed[m] for m in members), entry.pool, entry.devices, entry.point.times)

@@ -10,8 +10,18 @@ from rlhf_dsl import ast
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.typed import Expr
 
+LARGEST_INTEGER = 2 ** 63 - 1
+
+
+def _power(x: Any, y: Any) -> Any:
+    """In floating point, so that `10 ** 10 ** 10` is an overflow and not a number of ten thousand million digits."""
+    result = float(x) ** float(y)
+    whole = isinstance(x, int) and isinstance(y, int) and y >= 0
+    return x ** y if whole and abs(result) < LARGEST_INTEGER else result
+
+
 _FUNCTIONS = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow,
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": _power,
     "neg": operator.neg, "exp": math.exp, "log": math.log, "sqrt": math.sqrt, "abs": abs,
     "minimum": min, "maximum": max, "clip": lambda x, low, high: min(max(x, low), high),
     "sign": lambda x: (x > 0) - (x < 0),
@@ -37,6 +47,8 @@ def value(expr: Expr) -> Any:
     except (ArithmeticError, ValueError, TypeError) as error:
         raise NotConstant from error
     if isinstance(result, complex) or isinstance(result, float) and not math.isfinite(result):
+        raise NotConstant
+    if isinstance(result, int) and abs(result) > LARGEST_INTEGER:
         raise NotConstant
     return result
 

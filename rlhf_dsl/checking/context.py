@@ -48,6 +48,7 @@ class Tables:
     calls: dict[tuple, str] = field(default_factory=dict)  # the phase of the first equal call
     users: dict[str, list] = field(default_factory=dict)  # response -> (model, operation, place) of its calls
     metrics: dict[str, ast.Span] = field(default_factory=dict)
+    expanded: dict[tuple, list] = field(default_factory=dict)  # the values of calls of functions
     next_id: int = 0
 
     def fresh_id(self) -> int:

@@ -15,6 +15,8 @@ from rlhf_dsl.checking.scopes import Binding
 from rlhf_dsl.diagnostics import Label, did_you_mean
 from rlhf_dsl.typed import Dim, Model, Optimizer, Param, Schedule
 
+LARGEST_DIM = 2 ** 31 - 1
+
 # In place of an optimizer with an error: the model counts as trained, so that one mistake gives one message.
 _FAULTY = Optimizer(Schedule("constant", 0.0))
 
@@ -23,7 +25,7 @@ def dim(cx: Context, node: ast.Dim, roots: dict[str, ast.Span]) -> None:
     """`dim b = 64` or `dim t <= 32`."""
     cx.define(Binding("dim", node.name.id, node.name.span))
     size = override(cx, node.name.id, node.size.value, node.size.span)
-    if size is not None and (not constants.is_count(size) or size < 1):
+    if size is not None and (not constants.is_count(size) or not 1 <= size <= LARGEST_DIM):
         cx.error("E0221", node.size.span, name=node.name.id, size=size)
         size = None
     name = node.name.id

@@ -43,6 +43,20 @@ def expand(cx: Context, node: ast.Call, function: Function, infer: Infer, bind: 
     dims = _dim_vars(cx, fn, values)
     if dims is None:
         return failed
+    # Equal calls give equal values; without this, functions that call each other twice take exponential time.
+    key = (id(fn), tuple(id(expr) for _, expr in values.values()), tuple(dims.items()), cx.phase, cx.keep, cx.changed)
+    if key not in cx.tables.expanded:
+        made = cx.tables.next_id
+        results = _expanded(cx, node, function, values, dims, infer, bind)
+        if made != cx.tables.next_id or None in results:  # a Python op or a response in it: each call is one of its own
+            return results
+        cx.tables.expanded[key] = results
+    return list(cx.tables.expanded[key])
+
+
+def _expanded(cx: Context, node: ast.Call, function: Function, values: dict[str, tuple], dims: dict[str, str],
+              infer: Infer, bind: InferAll) -> list[Optional[Expr]]:
+    fn = function.node
     scope = Scope(parent=function.scope)
     for formal in fn.formals:
         name = formal.name.id

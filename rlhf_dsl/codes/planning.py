@@ -65,6 +65,25 @@ CODES: tuple[Code, ...] = (
         "catalogue of published shapes.",
     ),
     Code(
+        "P0113", "`{model}` does not fit on cluster {cluster}: it needs {least:.1f} GB on each device, there are {usable:.1f}",
+        "The need is that of the layout with the least memory over all of the cluster's devices, with layers computed "
+        "again in backward, one sample at a time, and the optimizer's states in the host's memory while idle.",
+        "{enough}",
+    ),
+    Code(
+        "P0114", "the models do not fit together on cluster {cluster}: at best {least:.1f} GB on each device, there are "
+        "{usable:.1f}",
+        "Each model would fit alone, but neither on shared devices nor on devices of its own is there room for all, or "
+        "`plan:` gives them more devices than there are.",
+        "{enough}",
+    ),
+    Code(
+        "P0115", "`{model}` has no layout on cluster {cluster} as `plan:` asks for",
+        "Degrees multiply to the devices of a set, which are whole nodes or a part that divides one; tp divides heads, "
+        "key/value heads and inner width and stays in a node, pp divides the layers.",
+        "leave a degree of `{model}` open, or ask for others",
+    ),
+    Code(
         "P0201", "this is no plan that can be run: {reason}",
         "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, "
         "with the place inside it.",

@@ -1,11 +1,12 @@
-"""Batched Python ops: a call a root row, which sees the row's whole group, or what `keep` left of it.
+"""Batched Python ops: one call an iteration, which sees the whole batch, or what `keep` left of it.
 
-One call a row, because then neither its result nor its time limit depends on how many rows a rank holds. Arguments are
-nested lists over the dims of the op's annotations, so that of the root dim always has one entry.
+The rows of all ranks are gathered and rank 0 calls, so that the result does not depend on the number of ranks. Arguments are
+nested lists over the dims of the op's annotations, rows in the order of the data stream.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any, Iterator, Sequence
 
 import torch
@@ -13,24 +14,57 @@ import torch
 from rlhf_dsl.ops import annotation_dims
 from runtime.executor.scope import Scope
 from runtime.python_ops import OpRunner
+from runtime.reducers import Reducer
 from runtime.values import Value
 
 Nested = Any  # an int, or a list of Nested
 
 
-def call(scope: Scope, runner: OpRunner, args: Sequence[Value], lead: tuple[str, ...], keep: int) -> dict[int, Any]:
-    """The results by their local place over `lead`, the result's dims without a ragged one."""
+def call(scope: Scope, reducer: Reducer, runner: OpRunner, args: Sequence[Value], lead: tuple[str, ...],
+         keep: int) -> dict[int, Any]:
+    """The results by their local place over `lead`, the result's dims without a ragged one. Collective."""
     orders = [_order(annotation_dims(annotation), value.dims) for (_, annotation), value in zip(runner.op.args, args)]
     means = {name: dim for (_, annotation), order in zip(runner.op.args, orders)
              for name, dim in zip(annotation_dims(annotation), order)}
     into = tuple(d for d in (means[name] for name in runner.op.result_dims) if d in lead)
     root = next((d for d in lead if d in scope.frame.rows), None)
     chosen = [0] if root is None else kept_places(scope, (root,), keep)
-    places = [_places(scope, into, lead, root, row, keep) for row in chosen]
     columns = [_column(scope, value, order, root, chosen, keep) for value, order in zip(args, orders)]
-    numbers = None if root is None else [int(scope.rows.position[root][scope.frame.rows[root][row]]) for row in chosen]
-    results = runner.call(columns, numbers) if chosen else []
-    return {place: leaf for where, result in zip(places, results) for place, leaf in _pairs(where, result)}
+    mine = [0] if root is None else scope.frame.rows[root][torch.tensor(chosen, dtype=torch.int64)].tolist()
+    rows = sorted((row for part in _gathered(reducer, [mine, columns]) for row in zip(part[0], zip(*part[1]))), key=lambda r: r[0])
+    if root is None:
+        rows = rows[:1]
+    axes = [order.index(root) if root in order else None for order in orders]
+    whole = [_merged([cells[i] for _, cells in rows], axis) for i, axis in enumerate(axes)]
+    result = runner.call([[argument] for argument in whole])[0] if rows and reducer.rank == 0 else None
+    result = _gathered(reducer, result)[0]
+    axis = into.index(root) if root in into else None
+    place_of = {row: i for i, (row, _) in enumerate(rows)}
+    parts = [_part(result, axis, place_of[row]) for row in mine] if rows else []
+    places = [_places(scope, into, lead, root, row, keep) for row in chosen]
+    return {place: leaf for where, part in zip(places, parts) for place, leaf in _pairs(where, part)}
+
+
+def _gathered(reducer: Reducer, value: Any) -> list[Any]:
+    """The Python values of all ranks, in their order, as the bytes of their JSON."""
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    return [json.loads(bytes(part.tolist())) for part in reducer.all_gather_rows(data)]
+
+
+def _merged(parts: list[Nested], axis: int | None) -> Nested:
+    """Nested lists with one row each, as one with all rows along `axis`; what has no rows is the same everywhere."""
+    if axis is None or not parts:
+        return parts[0] if parts else []
+    if axis == 0:
+        return [entry for part in parts for entry in part]
+    return [_merged(list(entries), axis - 1) for entries in zip(*parts, strict=True)]
+
+
+def _part(result: Nested, axis: int | None, row: int) -> Nested:
+    """One row of a result, which stays a list of one along `axis`."""
+    if axis is None:
+        return result
+    return [result[row]] if axis == 0 else [_part(entry, axis - 1, row) for entry in result]
 
 
 def kept_places(scope: Scope, lead: tuple[str, ...], keep: int) -> list[int]:

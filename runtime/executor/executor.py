@@ -18,6 +18,7 @@ from runtime.evaluator import Evaluator
 from runtime.executor import generation, loading, model_calls, python_calls, reencoding, refill, update
 from runtime.executor.models import Models
 from runtime.executor.scope import Dims, Rows, Scope
+from runtime.kernels import KERNELS
 from runtime.places import place_of
 from runtime.values import Value
 from runtime.world import World
@@ -182,7 +183,9 @@ class Executor:
 
     def _forward(self, step: steps_of.Forward, scope: Scope) -> None:
         exprs = {call.name: self.exprs[call.expr] for call in step.calls}
-        response = self._readable(scope, self.exprs[step.response], step.model)
+        response = self.exprs[step.response]
+        if all(expr.attr("operation") == "score" for expr in exprs.values()):
+            response = self._readable(scope, response, step.model)
         model_calls.forward(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, step,
                             exprs, response)
 
@@ -198,7 +201,7 @@ class Executor:
     def _pyop(self, step: steps_of.PyOpCall, scope: Scope) -> None:
         expr = self.exprs[step.expr]
         args = {i: self.value(scope, arg) for i, arg in enumerate(expr.args)}
-        scope.env[expr] = python_calls.call(scope, expr, self.ops[expr.attr("name")], args)
+        scope.env[expr] = python_calls.call(scope, self.world.reducer, expr, self.ops[expr.attr("name")], args)
 
     def _keep(self, step: steps_of.KeepRows, scope: Scope) -> None:
         refill.keep(self, step, scope)
@@ -218,11 +221,24 @@ class Executor:
     def _next_state(self, step: steps_of.NextState, scope: Scope) -> None:
         if self.iteration.skipped:
             return
-        number = self.scalar(scope, self.exprs[step.expr], step)
+        number = self._next_value(scope, step)
         self.next_states[step.name] = number
         for expr in self.exprs:
             if expr.op == "next_state" and expr.attr("name") == step.name:
                 scope.env[expr] = Value((), torch.tensor([number], dtype=self.dtype))
+
+    def _next_value(self, scope: Scope, step: steps_of.NextState) -> float:
+        """In 64 bit, apart from the iteration's other values: a state may count further than 32 bit can."""
+        env = {e: v for e, v in scope.env.items() if e.op not in KERNELS and e.op != "const"}
+        exact = {"state": self.states, "next_state": self.next_states}
+        for expr in self.exprs:
+            if expr.attr("name") in exact.get(expr.op, ()):
+                env[expr] = Value((), torch.tensor([exact[expr.op][expr.attr("name")]], dtype=torch.float64))
+        evaluator = Evaluator(scope.frame, self.world.reducer, torch.float64, scope.keeps)
+        number = float(evaluator.evaluate(self.exprs[step.expr], env).data)
+        if not math.isfinite(number):
+            raise self.fault_at(step, "R0150", name=step.name, value=number)
+        return number
 
     def _commit_states(self, step: steps_of.CommitStates, scope: Scope) -> None:
         self.states |= self.next_states

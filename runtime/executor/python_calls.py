@@ -12,6 +12,7 @@ from runtime.executor import batched_calls
 from runtime.executor.batched_calls import cells_of, kept_places
 from runtime.executor.scope import Scope
 from runtime.python_ops import OpRunner
+from runtime.reducers import Reducer
 from runtime.sequences import Sequences
 from runtime.tokenizer import Tokenizer
 from runtime.values import Value
@@ -55,12 +56,13 @@ def texts(batch: Sequences, tokenizer: Tokenizer) -> list[str]:
     return found
 
 
-def call(scope: Scope, expr: Expr, runner: OpRunner, args: Mapping[int, Value]) -> Value:
-    """A Python op over this rank's rows that are kept; dropped rows hold an empty value."""
+def call(scope: Scope, reducer: Reducer, expr: Expr, runner: OpRunner, args: Mapping[int, Value]) -> Value:
+    """A Python op over this rank's rows that are kept; dropped rows hold an empty value. Collective if it is batched."""
     dims = expr.type.dims
     lead = scope.rows.dims.sample_dims(dims)
     if runner.op.batched:
-        results = batched_calls.call(scope, runner, [args[i] for i in range(len(expr.args))], lead, expr.attr("keep", 0))
+        results = batched_calls.call(
+            scope, reducer, runner, [args[i] for i in range(len(expr.args))], lead, expr.attr("keep", 0))
         return Value(dims, _assemble(expr, results, scope))
     chosen = kept_places(scope, lead, expr.attr("keep", 0))
     columns = [_column(scope, args[i], lead, chosen) for i in range(len(expr.args))]

@@ -1,4 +1,4 @@
-"""A scorer with a tokenizer of its own reads a response as text, encoded again by its own template."""
+"""A scorer with a tokenizer or a template of its own reads a response as text, encoded again in its own form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def readable(world: World, scope: Scope, response: Expr, model: str, written: To
 
     written: the tokenizer of the response; read: that of `model`.
     """
-    if written is read or written.identity == read.identity:
+    if written is read or written.form == read.form:
         return response
     name = f"{response_name(response)} as {model} reads it"
     again = interner.expr("reencoded", (response,), response.type, name=name)
@@ -35,10 +35,18 @@ def _reencode(world: World, scope: Scope, response: Expr, again: Expr, written: 
     batch = scope.env[response].data
     prompts = scope.prompt_texts[response_name(response)]
     # The bound of the dim counts the policy's tokens; here the whole text is read.
-    made = pack([(read.encode_prompt(p), *read.encode_response(t, len(t.encode()) + 2)) for p, t in zip(prompts, texts(batch, written))])
+    cut = batch.truncated.tolist() if batch.truncated is not None else [False] * len(batch)
+    made = pack([_again(read, *row) for row in zip(prompts, texts(batch, written), cut)])
     facts = torch.stack([made.prompt_lengths, made.response_lengths], 1)
     known = gather(world, scope, rows.dims.sample_dims(dims), facts)
     name = again.attr("name")
     rows.prompt_lengths[name], rows.response_lengths[name] = known[:, 0].contiguous(), known[:, 1].contiguous()
     rows.own[name] = False
     scope.env[again] = Value(dims, made)
+
+
+def _again(read: Tokenizer, prompt: str, text: str, truncated: bool) -> tuple[list[int], list[int], bool]:
+    """(prompt, response, truncated); a response that did not end gets no end token here either."""
+    ids, _ = read.encode_response(text, len(text.encode()) + 2)
+    ids = ids[:-1] if truncated and len(ids) > 1 else ids
+    return read.encode_prompt(prompt), ids, truncated

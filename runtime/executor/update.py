@@ -25,7 +25,7 @@ def run(executor: "Executor", loop: UpdateLoop, scope: Scope) -> None:
     sums: dict[str, list[float]] = {}
     for epoch in range(loop.epochs):
         for chosen in minibatches(executor, loop, scope, epoch):
-            if all(rows.numel() for rows in chosen.values()):
+            if any(rows.numel() for rows in chosen.values()):
                 _minibatch(executor, loop, scope.child(chosen), sums)
     series = executor.iteration.series
     for name, values in sums.items():

@@ -77,7 +77,7 @@ def reintern(executor: FeedExecutor, root: Expr) -> Expr:
 
 
 def _fillable(executor: FeedExecutor, scope: Scope, root: Expr) -> bool:
-    """Fills calls that nothing else needed; False if the feed has no numbers for one of them."""
+    """Fills calls and columns that nothing else needed; False if the feed has no numbers for one of them."""
     stack, seen = [root], set()
     while stack:
         expr = stack.pop()
@@ -88,6 +88,8 @@ def _fillable(executor: FeedExecutor, scope: Scope, root: Expr) -> bool:
             if not _fed(executor, expr):
                 return False
             executor.fill_call(scope, expr)
+        elif expr.op == "data" and expr.type.dims[0] in scope.rows.size and expr.attr("column") in executor.feed.data:
+            executor.scope.env[expr] = executor.column(executor.scope, expr.attr("column"), expr)
         elif expr.op == "field" and expr.args[0] in executor.fed:
             executor.fill_field(scope, expr)
         elif expr.op in ("generate", "data", "reply", "field", "next_state"):

@@ -88,9 +88,10 @@ class FeedExecutor(Executor):
         for column in columns:
             expr = self.data_exprs.get(column.name)
             if expr is not None and not column.response:
-                scope.env[expr] = self._column(scope, column.name, expr)
+                scope.env[expr] = self.column(scope, column.name, expr)
 
-    def _column(self, scope: Scope, name: str, expr: Expr) -> Value:
+    def column(self, scope: Scope, name: str, expr: Expr) -> Value:
+        """This shard's rows of a column; a text column may be missing in the feed."""
         given = self.feed.data.get(name)
         if given is None and expr.type.elem != "text":
             self.feed.refuse(f"the column `{name}` is missing under `data`")

@@ -53,15 +53,25 @@ class Feed:
         flat = {key: self.flatten(value, sizes, f"responses.{name}.{key}") for key, value in given.items() if key in RESPONSE_KEYS}
         if "lengths" not in flat and "own" not in flat:
             self.refuse(f"`responses.{name}` has no `lengths`")
-        own = flat.get("own")
-        own = [[bool(x) for x in row] for row in own] if own is not None else None
+        own = None if "own" not in flat else [self._flags(row, f"responses.{name}.own") for row in flat["own"]]
         lengths = flat["lengths"] if "lengths" in flat else [sum(row) for row in own]
         self._check_lengths(name, lengths, own, bound)
         logprobs = flat.get("logprobs")
         return FedResponse(
-            torch.tensor(lengths, dtype=torch.int64), own, flat.get("text"),
+            torch.tensor(lengths, dtype=torch.int64), own, self._texts(flat.get("text"), f"responses.{name}.text"),
             None if logprobs is None else self.per_token(logprobs, lengths, f"responses.{name}.logprobs", dtype),
-            torch.tensor(flat.get("truncated", [False] * len(lengths)), dtype=torch.bool))
+            torch.tensor(self._flags(flat.get("truncated", [False] * len(lengths)), f"responses.{name}.truncated")))
+
+    def _flags(self, row: Any, path: str) -> list[bool]:
+        if not isinstance(row, list) or not all(isinstance(x, (bool, int)) for x in row):
+            self.refuse(f"`{path}`: a list of true and false, or of 1 and 0, is expected, found {row!r}")
+        return [bool(x) for x in row]
+
+    def _texts(self, texts: Optional[list], path: str) -> Optional[list[str]]:
+        for text in texts or ():
+            if not isinstance(text, str):
+                self.refuse(f"`{path}`: a text is expected, found {text!r}")
+        return texts
 
     def _check_lengths(self, name: str, lengths: list, own: Optional[list[list[bool]]], bound: int) -> None:
         for i, length in enumerate(lengths):
@@ -127,6 +137,8 @@ def feed_of(path: str, value: Mapping[str, Any]) -> Feed:
     for phase in parts["calls"]:
         if phase not in ("rollout", "update"):
             empty.refuse(f"`calls.{phase}` is unknown", did_you_mean(phase, ("rollout", "update")))
+        if not isinstance(parts["calls"][phase], dict):
+            empty.refuse(f"`calls.{phase}` is not an object")
     calls = {phase: parts["calls"].get(phase, {}) for phase in ("rollout", "update")}
     for name, response in parts["responses"].items():
         if not isinstance(response, dict):

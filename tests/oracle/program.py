@@ -137,7 +137,7 @@ class Oracle:
             cuts = {root: self._cuts(outer, root, epoch, update.minibatches) for root in update.roots}
             for k in range(update.minibatches):
                 rows = {root: cut[k] for root, cut in cuts.items()}
-                if all(rows.values()):
+                if any(rows.values()):
                     self._minibatch(update, Scope(self.program.dims, {**outer.rows, **rows}, self._leaf, outer), logs)
         self.current.metrics |= {name: sum(values) / len(values) for name, values in logs.items()}
 

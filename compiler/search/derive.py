@@ -1,0 +1,103 @@
+"""What a checked program asks of its models in an iteration."""
+
+from __future__ import annotations
+
+import math
+from typing import Iterable, Iterator, Mapping
+
+from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Asked, Call, PlacedModel, Stage, Workload
+from compiler.shapes import ModelShape
+from rlhf_dsl.typed import Checked, Expr, Update
+
+PROMPT = 64  # tokens, where nothing is assumed
+
+
+def workload_of(checked: Checked, shapes: Mapping[str, ModelShape]) -> Workload:
+    """Generation, scoring and each update as stages; evaluations are left out.
+
+    A model scores a response once, however many of its results are used, and a train statement sees all responses that
+    its objective reads. Lengths are those of `assume:`, else the bound of the response.
+    """
+    models = tuple(PlacedModel(m.name, m.role, shapes[m.name], m.optimizer is not None, _asked(checked, m.name))
+                   for m in checked.models.values())
+    reader = _Reader(checked)
+    rollout = [s.expr for s in checked.rollout if hasattr(s, "expr")]
+    stages = [Stage("generation", reader.generates(rollout)), Stage("scoring", reader.forwards(rollout, set()))]
+    stages += [Stage(_name(update, len(checked.updates)), reader.update(update)) for update in checked.updates]
+    together = tuple((c.model, other) for c in checked.constraints if c.model
+                     for key, value in c.items if key == "colocate" for other in value)
+    return Workload(models, tuple(stage for stage in stages if stage.calls), together)
+
+
+def _asked(checked: Checked, model: str) -> Asked:
+    """`plan:` lines of a model and of its stages; training and scoring have one layout."""
+    found: dict[str, int] = {}
+    for constraint in (c for c in checked.constraints if c.model == model):
+        prefix = "generate_" if constraint.stage == GENERATE else ""
+        named = ((prefix + key if key in ("tp", "dp") else key, value) for key, value in constraint.items)
+        known = ("tp", "pp", "dp", "generate_tp", "generate_dp", "devices")
+        batching = () if prefix else ("micro_batch", "tokens")
+        found.update((key, value) for key, value in named if key in (*known, *batching) and (key, prefix) != ("pp", "generate_"))
+    return Asked(**found)
+
+
+def _name(update: Update, count: int) -> str:
+    return "training" if count == 1 else f"training {update.index + 1}"
+
+
+class _Reader:
+    """Finds calls in expressions."""
+
+    def __init__(self, checked: Checked) -> None:
+        self.checked = checked
+        items = {key: value for c in checked.constraints if not c.model for key, value in c.items}
+        self.prompt = float(items.get("prompt", PROMPT))
+        self.assumed = items.get("response")
+        self.scored: set[tuple[str, Expr]] = set()  # (model, response) that an earlier stage has scored
+
+    def generates(self, roots: Iterable[Expr]) -> tuple[Call, ...]:
+        return tuple(self._call(e.attr("model"), GENERATE, [e]) for e in _walk(roots) if e.op == "generate")
+
+    def forwards(self, roots: Iterable[Expr], trained: set[str]) -> tuple[Call, ...]:
+        """trained: models that the section trains, whose calls belong to training."""
+        asked = {(e.attr("model"), e.args[0]): None for e in _walk(roots) if e.op == "call"}
+        fresh = [pair for pair in asked if pair not in self.scored and pair[0] not in trained]
+        self.scored.update(fresh)
+        return tuple(self._call(model, FORWARD, [response]) for model, response in fresh)
+
+    def update(self, update: Update) -> tuple[Call, ...]:
+        objectives = {train.model: train.objective for train in update.trains}
+        calls = list(self.forwards(objectives.values(), set(objectives)))
+        for model, objective in objectives.items():
+            called = [e for e in _walk([objective]) if e.op == "call" and e.attr("model") == model]
+            responses = list(dict.fromkeys(e.args[0] for e in called if e.grad))
+            call = self._call(model, TRAIN, responses, update.epochs, update.minibatches)
+            calls.append(call)
+        return tuple(calls)
+
+    def _call(self, model: str, kind: str, responses: list[Expr], epochs: int = 1, minibatches: int = 1) -> Call:
+        rows = [self._rows(r) for r in responses]
+        tokens = sum(n * self._length(r) for n, r in zip(rows, responses))
+        return Call(model, kind, sum(rows), self.prompt, tokens / sum(rows), epochs=epochs, minibatches=minibatches)
+
+    def _rows(self, response: Expr) -> int:
+        dims = (self.checked.dims[name] for name in response.type.dims)
+        return math.prod(dim.size for dim in dims if not dim.ragged)
+
+    def _length(self, response: Expr) -> float:
+        bound = next((d.size for d in map(self.checked.dims.get, response.type.dims) if d.ragged), 1)
+        return float(min(self.assumed or bound, bound))
+
+
+def _walk(roots: Iterable[Expr]) -> Iterator[Expr]:
+    """Every expression that the roots are made of, once, arguments first."""
+    seen: set[int] = set()
+    stack = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        expr, done = stack.pop()
+        if done:
+            yield expr
+        elif id(expr) not in seen:
+            seen.add(id(expr))
+            stack.append((expr, True))
+            stack.extend((arg, False) for arg in reversed(expr.args))

@@ -1,0 +1,140 @@
+"""Programs on described clusters: what they ask of their models, what `plan:` fixes, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.catalog import model_shape
+from compiler.cluster_file import read_cluster
+from compiler.cost.workload import FORWARD, GENERATE, TRAIN
+from compiler.search.derive import workload_of
+from compiler.search.program import placement_on
+from rlhf_dsl.cli import main
+from rlhf_dsl.diagnostics import DiagnosticError
+from rlhf_dsl.frontend import load
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = sorted((ROOT / "programs").glob("*.rlflow"))
+CLUSTERS = ROOT / "programs" / "clusters"
+
+
+def checked_with(tmp_path: Path, plan: str = "", program: str = "ppo"):
+    """The program with a `plan:` section, its batch as in a large run."""
+    copy = tmp_path / f"{program}.rlflow"
+    text = (ROOT / "programs" / f"{program}.rlflow").read_text()
+    lines = "".join(f"    {line}\n" for line in plan.split("; ")) if plan else ""
+    copy.write_text(text.replace('from rewards.arithmetic import exact_match\n', "").replace(
+        text[text.index("eval("):text.index("run:")], "") + (f"\nplan:\n{lines}" if plan else ""))
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data" / "prompts.jsonl").write_text('{"prompt": "1+1="}\n')
+    (tmp_path / "data" / "heldout.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    return load(str(copy), {"b": "1024", "t": "1024"})
+
+
+def shapes_of(checked, name: str = "llama-2-7b"):
+    return {model: model_shape(name) for model in checked.models}
+
+
+def placed(tmp_path, plan: str, cluster: str = "a100-16x8", name: str = "llama-2-7b"):
+    checked = checked_with(tmp_path, plan)
+    workload, found = placement_on(checked, shapes_of(checked, name), read_cluster(CLUSTERS / f"{cluster}.toml"))
+    return workload, found, {m.model: (g, m.choice) for g in found.groups for m in g.models}
+
+
+def test_the_calls_of_ppo(tmp_path):
+    checked = checked_with(tmp_path, "assume: prompt=512, response=600")
+    workload = workload_of(checked, shapes_of(checked))
+    calls = [(stage.name, c.model, c.kind, c.rows, c.prompt, c.response, c.epochs, c.minibatches)
+             for stage in workload.stages for c in stage.calls]
+    assert sorted(calls) == sorted([
+        ("generation", "actor", GENERATE, 1024, 512, 600, 1, 1),
+        *(("scoring", m, FORWARD, 1024, 512, 600, 1, 1) for m in ("actor", "ref", "reward", "critic")),
+        ("training", "actor", TRAIN, 1024, 512, 600, 2, 4), ("training", "critic", TRAIN, 1024, 512, 600, 2, 4),
+    ])
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
+def test_every_program_has_a_workload(path):
+    checked = load(str(path), {})
+    workload = workload_of(checked, shapes_of(checked, "llama-3.2-1b"))
+    trained = {call.model for stage in workload.stages for call in stage.calls if call.kind == TRAIN}
+    assert trained == {train.model for update in checked.updates for train in update.trains}
+    for stage in workload.stages:
+        assert all(call.rows > 0 and call.response > 0 for call in stage.calls)
+
+
+def test_pairs_of_responses_are_trained_together():
+    checked = load(str(ROOT / "programs" / "dpo.rlflow"), {})
+    workload = workload_of(checked, shapes_of(checked))
+    rows = {(c.model, c.kind): c.rows for s in workload.stages for c in s.calls if c.kind == TRAIN}
+    size = next(d.size for d in checked.dims.values() if d.root)
+    assert list(rows.values()) == [2 * size]
+
+
+# ---- constraints -----------------------------------------------------------------------------------
+
+def test_degrees_are_kept(tmp_path):
+    _, _, models = placed(tmp_path, "actor.train: parallel(tp=8, pp=2); actor.generate: parallel(tp=4)")
+    choice = models["actor"][1]
+    assert (choice.layout.tp, choice.layout.pp, choice.generate.tp) == (8, 2, 4)
+
+
+def test_devices_sets_and_micro_batches_are_kept(tmp_path):
+    _, _, models = placed(tmp_path, "critic: devices(32), colocate(reward), micro_batch(2)")
+    group, choice = models["critic"]
+    assert group.devices == 32 and choice.micro.samples <= 2
+    assert "reward" in [m.model for m in group.models]
+
+
+def test_a_constraint_never_makes_it_faster(tmp_path):
+    free = placed(tmp_path, "assume: prompt=64")[1].iteration_s
+    bound = placed(tmp_path, "actor.train: parallel(tp=8, pp=1); assume: prompt=64")[1].iteration_s
+    assert bound >= free * 0.99
+
+
+@pytest.mark.parametrize("plan, name, cluster, code", [
+    ("assume: prompt=64", "llama-2-70b", "a100-1x8", "P0113"),
+    ("actor: parallel(tp=8, pp=3)", "llama-2-7b", "a100-16x8", "P0115"),
+    ("actor: devices(4); ref: devices(8)", "llama-2-7b", "a100-1x8", "P0114"),
+])
+def test_what_does_not_fit_is_a_diagnostic(tmp_path, plan, name, cluster, code):
+    with pytest.raises(DiagnosticError, match=code) as caught:
+        placed(tmp_path, plan, cluster, name)
+    assert caught.value.exit_code == 3
+    if code == "P0113":
+        assert "nodes like those" in caught.value.diagnostics[0].help
+
+
+# ---- command line ----------------------------------------------------------------------------------
+
+def explain(capsys, *more: str) -> str:
+    program, cluster = str(ROOT / "programs" / "ppo.rlflow"), str(CLUSTERS / "a100-16x8.toml")
+    assert main(["explain", program, "--cluster", cluster, "-s", "base=catalog:llama-2-7b", "-s", "b=512",
+                 "-s", "t=1024", *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_explain_on_a_described_cluster(capsys):
+    text = explain(capsys)
+    assert "of the 128 devices of a100-16x8" in text and "searched" in text
+    for word in ("actor", "critic", "generation", "training", "micro-batch"):
+        assert word in text
+
+
+def test_explain_json_has_its_keys(capsys):
+    found = json.loads(explain(capsys, "--json"))
+    assert found["estimate"]["iteration_s"] > 0
+    assert sorted(m for g in found["groups"] for m in g["models"]) == sorted(found["models"])
+    assert {"tp", "pp", "dp"} <= found["models"]["actor"]["train"].keys() & found["models"]["actor"]["generate"].keys()
+    assert all(m["memory_bytes"] > 0 for m in found["models"].values())
+    assert found["search"]["seconds"] > 0 and found["alternatives"]
+    assert {"value", "from", "to", "bytes_per_rank", "total_bytes", "lower_bound_bytes"} <= found["transfers"][0].keys()
+
+
+def test_an_unknown_model_of_the_catalogue(capsys):
+    cluster = str(CLUSTERS / "a100-16x8.toml")
+    code = main(["explain", str(ROOT / "programs" / "ppo.rlflow"), "--cluster", cluster, "-s", "base=catalog:llama-2-8b"])
+    assert code == 3 and "P0112" in capsys.readouterr().err
