@@ -48,7 +48,7 @@ def compile_command(args: Namespace) -> int:
 def explain_command(args: Namespace) -> int:
     """Prints what a program's or a plan file's plan does where, with estimates.
 
-    On a described cluster, and unless `--ranks` asks for a plan of that many, it is the placement that the search finds.
+    On a described cluster it is the placement that the search finds, unless `--ranks` asks for a plan.
     """
     began = time.perf_counter()
     cluster = cluster_of(args)

@@ -193,11 +193,12 @@ def run_here(raw: bytes, *arguments: str) -> tuple[Optional[int], str]:
 
 def in_process(number: int, raw: bytes) -> Iterator[Found]:
     """What is wrong with the commands on one input."""
-    code, printed = run_here(raw, "check", "-")
-    commands = [("check", code, printed), ("fmt", *run_here(raw, "fmt", "-"))]
-    if code == 0:
-        commands.append(("graph", *run_here(raw, "graph", "-")))
-    for name, code, printed in commands:
+    right = False
+    for name in ("check", "fmt", "graph"):
+        if name == "graph" and not right:
+            continue
+        code, printed = run_here(raw, name, "-")
+        right = right or code == 0
         reason = _reason(code, printed)
         if reason:
             yield Found(number, f"{name}: {reason}", raw, printed)

@@ -90,7 +90,8 @@ def random_case(seed: int) -> tuple[Workload, tuple[Machine, ...], Table, str]:
 
     def option(devices: int) -> Option:
         times = tuple(0.0 if draw.random() < 0.3 else draw.uniform(1, 10) * (0.3 + 1 / devices) for _ in stages)
-        return Option(times, draw.uniform(0, 0.5) * usable, draw.uniform(0, 0.6) * usable, Choice(Degrees(1, 1, devices)))
+        resident, work = draw.uniform(0, 0.5) * usable, draw.uniform(0, 0.6) * usable
+        return Option(times, resident, work, Choice(Degrees(1, 1, devices)))
 
     most = 3 if count <= 3 else 2
     workload = Workload(models, stages)
@@ -114,7 +115,8 @@ def random_workload(seed: int) -> tuple[Workload, Machine]:
     draw = random.Random(seed)
     shapes = [model_shape(n) for n in ("llama-3.2-1b", "qwen2.5-0.5b", "qwen2.5-1.5b")]
     names = ["actor", "ref", "reward"][:draw.choice([2, 2, 3])]
-    models = tuple(PlacedModel(n, "policy" if n != "reward" else "scorer", draw.choice(shapes), n == "actor") for n in names)
+    roles = {"reward": "scorer"}
+    models = tuple(PlacedModel(n, roles.get(n, "policy"), draw.choice(shapes), n == "actor") for n in names)
     call = dict(rows=draw.choice([4, 8, 12]), prompt=256.0, response=float(draw.choice([128, 512])))
     workload = Workload(models, (
         Stage("generation", (Call("actor", GENERATE, **call),)),

@@ -135,6 +135,6 @@ def test_explain_json_has_its_keys(capsys):
 
 
 def test_an_unknown_model_of_the_catalogue(capsys):
-    cluster = str(CLUSTERS / "a100-16x8.toml")
-    code = main(["explain", str(ROOT / "programs" / "ppo.rlflow"), "--cluster", cluster, "-s", "base=catalog:llama-2-8b"])
+    program, cluster = str(ROOT / "programs" / "ppo.rlflow"), str(CLUSTERS / "a100-16x8.toml")
+    code = main(["explain", program, "--cluster", cluster, "-s", "base=catalog:llama-2-8b"])
     assert code == 3 and "P0112" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_tensor_parallelism_of_generation(validate):
 
 @pytest.mark.parametrize("name, tp", [("llama-2-7b", 2), ("llama-2-13b", 4)])
 def test_the_search_chooses_that_tensor_parallelism(validate, name, tp):
-    """With the training state on the device, as it was measured; in the host's memory tp 2 and 4 are as good for 13B."""
+    """With the training state on the device, as measured; with it in the host's memory 13B has tp 2 and 4 alike."""
     one = validate.machine(ROOT / "programs" / "clusters" / "a100-16x8.toml", 16)
     model = PlacedModel("actor", "policy", model_shape(name), trained=True)
     sampled, trained = (Call("actor", kind, 1024, 1024, 1024, minibatches=8) for kind in (GENERATE, TRAIN))

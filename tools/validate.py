@@ -176,7 +176,8 @@ def generations() -> Iterator[Generation]:
         one = machine(ROOT / "programs" / "clusters" / "a100-16x8.toml", row["gpus"])
         sizes = sizes_of(model_shape(MODELS[int(row["model"][:-1])]), "policy")
         train, call = Degrees(tp, pp, dp), Call("actor", GENERATE, 1024, 1024, 1024)
-        seconds = {g: generation_seconds(one, sizes, train, Degrees(g, 1, row["gpus"] // g), call) for g in (1, 2, 4, 8)}
+        layouts = {g: Degrees(g, 1, row["gpus"] // g) for g in (1, 2, 4, 8)}
+        seconds = {g: generation_seconds(one, sizes, train, layout, call) for g, layout in layouts.items()}
         yield Generation(row["model"], row["best_tp"], row["latency_vs_tp8"], seconds)
 
 
@@ -210,18 +211,18 @@ def report(real: list[Row], won: list[Winner]) -> str:
 
 def _head() -> list[str]:
     return ["# Validation", "",
-            "Estimates and placements beside published measurements. `python tools/validate.py` writes this page; the data",
-            "and its sources are in `tests/validation`. Nothing here ran on GPUs of this project's own.", ""]
+            "Estimates and placements beside published measurements. `python tools/validate.py` writes this page; the",
+            "data and its sources are in `tests/validation`. None of this ran on a GPU for this page.", ""]
 
 
 def _real(found: list[Row]) -> list[str]:
     total = summary(found)
     lines = ["## Iteration times of ReaL", "",
-             "Synchronous PPO on H100 (arXiv 2406.14088): models as billions of parameters of actor and critic, tokens of",
-             "prompt and response. *Symmetric* is tp 8 inside a node, the least pp that fits, the rest dp, for every call.",
-             "*Searched* is ReaL's own search there, and the search of this project here.", "",
-             "| models, tokens | devices | symmetric plan | measured s | estimate s | error | searched: measured s | estimate s "
-             "| error | ratio measured | ratio here | placement found |",
+             "Synchronous PPO on H100 (arXiv 2406.14088): models as billions of parameters of actor and critic, tokens",
+             "of prompt and response. *Symmetric* is tp 8 inside a node, the least pp that fits, the rest dp, for",
+             "every call. *Searched* is ReaL's own search there, and the search of this project here.", "",
+             "| models, tokens | devices | symmetric plan | measured s | estimate s | error | searched: measured s "
+             "| estimate s | error | ratio measured | ratio here | placement found |",
              "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
     for r in found:
         (hm, he), (sm, se), (herr, serr), (rm, re) = r.heuristic, r.searched, r.errors, r.ratios
@@ -229,16 +230,16 @@ def _real(found: list[Row]) -> list[str]:
                      f"| {serr:+.0%} | {rm:.2f} | {re:.2f} | {r.groups} |")
     alone = [abs(r.errors[0]) for r in found]
     return [*lines, "",
-            f"Absolute error over all {2 * len(found)} times: median {total.median:.1%}, worst {total.worst:.1%}; of the "
-            f"symmetric plans alone: median {statistics.median(alone):.1%}, worst {max(alone):.1%}.",
-            f"The ratio searched / symmetric is within 25 % of the measured one in {total.ratios} of {len(found)} rows.", "",
-            "What is searched is estimated too low on the whole: ReaL's plans come from a stochastic search, those here are",
-            "the best of the model, and what the model does not know is not in their price.", ""]
+            f"Absolute error over all {2 * len(found)} times: median {total.median:.1%}, worst {total.worst:.1%}; "
+            f"of the symmetric plans alone: median {statistics.median(alone):.1%}, worst {max(alone):.1%}.",
+            f"The ratio searched / symmetric is within 25 % of the measured one in {total.ratios} of {len(found)}.",
+            "", "What is searched is estimated too low on the whole: ReaL's plans come from a stochastic search, those",
+            "here are the best of the model, and what the model does not know is not in their price.", ""]
 
 
 def _winners(found: list[Winner]) -> list[str]:
     lines = ["## Placements of HybridFlow", "",
-             "PPO on A100 (arXiv 2409.19256, section 8.3). The margin says by how much the placement that was the fastest",
+             "PPO on A100 (arXiv 2409.19256, section 8.3). The margin says by how much the placement that was fastest",
              f"there is slower here than the best that the search finds; within {WON:.0%} it counts as won.", "",
              "| models | devices | fastest there | estimate s | best here s | margin | won | placement found |",
              "| --- | ---: | --- | ---: | ---: | ---: | --- | --- |"]
@@ -252,7 +253,8 @@ def _winners(found: list[Winner]) -> list[str]:
 
 def _generation() -> list[str]:
     lines = ["## Tensor parallelism of generation", "",
-             "16 A100, trained with tp 8, pp 1, dp 2; seconds of transition and generation (HybridFlow, figure 15).", "",
+             "16 A100, trained with tp 8, pp 1, dp 2, the training state on the device; seconds of transition and",
+             "generation (HybridFlow, section 8.4).", "",
              "| model | tp 1 | tp 2 | tp 4 | tp 8 | best here | best there | best against tp 8, here | there |",
              "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for g in generations():
@@ -268,16 +270,23 @@ def _transition() -> list[str]:
     return [*lines, ""]
 
 
+_UNITS = (
+    ("flops", "TFLOP/s", 1e12), ("memory", "GB", 1e9), ("memory_bandwidth", "GB/s", 1e9),
+    ("intra", "GB/s of a device inside its node", 1e9), ("node", "GB/s of a node", 1e9),
+    ("host", "GB/s to the host", 1e9), ("intra_latency", "us", 1e-6), ("inter_latency", "us", 1e-6),
+)
+
+
 def _constants() -> list[str]:
     lines = ["## Constants", "",
-             "All rows of a source share them. Peaks and links are those of data sheets. The host's part and the share of the",
-             "peak in matrix products are properties of the software that was measured; those of ReaL were chosen in round",
-             "numbers by looking at these rows, those of HybridFlow by looking at its winners.", "",
+             "All rows of a source share them. Peaks and links are those of data sheets. The host's part and the",
+             "shares of peaks are properties of the software that was measured. Neither source reports them: those of",
+             "ReaL were chosen in round numbers by looking at the 32 times above (`matmul`, `memory`, `layer`,",
+             "`collective`, `call`), those of HybridFlow by looking at its winners (`call`). So the errors above are",
+             "those of five numbers fitted to 32, not of a prediction.", "",
              "| constant | ReaL, H100 | HybridFlow, A100 |", "| --- | ---: | ---: |"]
     both = [machine(p, 128) for p in (DATA / "real-h100.toml", ROOT / "programs" / "clusters" / "a100-16x8.toml")]
-    for name, unit, scale in (("flops", "TFLOP/s", 1e12), ("memory", "GB", 1e9), ("memory_bandwidth", "GB/s", 1e9),
-                              ("intra", "GB/s of a device inside its node", 1e9), ("node", "GB/s of a node", 1e9),
-                              ("host", "GB/s to the host", 1e9), ("intra_latency", "us", 1e-6), ("inter_latency", "us", 1e-6)):
+    for name, unit, scale in _UNITS:
         lines.append(f"| {name}, {unit} | " + " | ".join(f"{getattr(m, name) / scale:g}" for m in both) + " |")
     for part in ("reached", "engine"):
         for field in dataclasses.fields(getattr(both[0], part)):

@@ -76,7 +76,7 @@ class Bounds:
         return self._fewest[keys]
 
     def least(self, keys: tuple, devices: int) -> Optional[list[float]]:
-        """By stage, a bound on the seconds of sets that share `devices` devices of any pool; None if they do not fit."""
+        """By stage, a bound on the seconds of sets that share `devices` devices; None if they do not fit."""
         units = -(-devices // self.unit)
         if (keys, units) not in self._at:
             least = [table[units] for table in self._tables(keys)]

@@ -9,6 +9,7 @@ from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Asked, Call, Placed
 from compiler.shapes import ModelShape
 from rlhf_dsl.typed import Checked, Expr, Update
 
+_KNOWN = ("tp", "pp", "dp", "devices", "micro_batch", "tokens")
 PROMPT = 64  # tokens, where nothing is assumed
 
 
@@ -35,9 +36,8 @@ def _asked(checked: Checked, model: str) -> Asked:
     for constraint in (c for c in checked.constraints if c.model == model):
         prefix = "generate_" if constraint.stage == GENERATE else ""
         named = ((prefix + key if key in ("tp", "dp") else key, value) for key, value in constraint.items)
-        known = ("tp", "pp", "dp", "generate_tp", "generate_dp", "devices")
-        batching = () if prefix else ("micro_batch", "tokens")
-        found.update((key, value) for key, value in named if key in (*known, *batching) and (key, prefix) != ("pp", "generate_"))
+        known = ("generate_tp", "generate_dp", "devices") if prefix else _KNOWN  # generation has one pipeline stage
+        found.update((key, value) for key, value in named if key in known)
     return Asked(**found)
 
 

@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 
 class Option(NamedTuple):
-    """times: seconds by stage; resident: bytes that a device always holds; work: bytes beside them while a call runs."""
+    """times: seconds by stage; resident: bytes that a device always holds; work: bytes beside them during a call."""
 
     times: tuple[float, ...]
     resident: float

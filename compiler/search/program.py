@@ -27,8 +27,9 @@ def placement_on(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cl
 
 def _infeasible(checked: Checked, cluster: Cluster, found: Need) -> DiagnosticError:
     each = max(cluster.machines, key=lambda m: m.devices * m.usable)
-    nodes = f"{found.enough} nodes like those of {each.name} would be enough"
-    enough = nodes if found.enough else f"not even {MOST_NODES} such nodes would be enough; take devices with more memory"
+    enough = f"{found.enough} nodes like those of {each.name} would be enough"
+    if not found.enough:
+        enough = f"not even {MOST_NODES} such nodes would be enough; take devices with more memory"
     words = {"cluster": cluster.name, "least": found.least / 1e9, "usable": found.usable / 1e9, "enough": enough}
     if not found.model:
         return fault("P0114", place=checked.path, **words)

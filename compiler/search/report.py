@@ -18,7 +18,8 @@ def placement_text(program: str, cluster: str, workload: Workload, machines: Seq
 
 def _lines(program, cluster, workload: Workload, machines: Sequence[Machine], found: Found) -> Iterator[str]:
     total = sum(machine.devices for machine in machines)
-    yield f"{program} on {found.devices} of the {total} devices of {cluster}: about {found.iteration_s:.2f} s an iteration"
+    where = f"{found.devices} of the {total} devices of {cluster}"
+    yield f"{program} on {where}: about {found.iteration_s:.2f} s an iteration"
     yield ""
     for group in found.groups:
         yield from _group(machines, group)
@@ -33,8 +34,9 @@ def _lines(program, cluster, workload: Workload, machines: Sequence[Machine], fo
     for other in found.alternatives:
         words = " | ".join(f"{', '.join(m.model for m in g.models)}: {g.devices}" for g in other.groups)
         yield f"  {other.iteration_s / found.iteration_s - 1:+7.1%}  {words}"
-    lengths = sorted({f"prompts of {c.prompt:g} and responses of {c.response:g} tokens" for s in workload.stages for c in s.calls})
-    yield f"estimated with {'; '.join(lengths)}; `assume:` changes it"
+    calls = {(c.prompt, c.response) for stage in workload.stages for c in stage.calls}
+    lengths = "; ".join(f"prompts of {p:g} and responses of {r:g} tokens" for p, r in sorted(calls))
+    yield f"estimated with {lengths}; `assume:` changes it"
 
 
 def _group(machines: Sequence[Machine], group: Group) -> Iterator[str]:
@@ -45,7 +47,8 @@ def _group(machines: Sequence[Machine], group: Group) -> Iterator[str]:
         choice = one.choice
         words = [f"{choice.layout}"]
         if choice.micro:
-            words.append(f"micro-batch {choice.micro.samples}" + (", recomputing layers" if choice.micro.recompute else ""))
+            again = ", recomputing layers" if choice.micro.recompute else ""
+            words.append(f"micro-batch {choice.micro.samples}{again}")
         if choice.generate:
             words.append(f"generates in tp{choice.generate.tp} dp{choice.generate.dp}, {choice.sequences} rows at once")
         if choice.offload:
@@ -80,7 +83,8 @@ def _group_json(group: Group) -> dict[str, Any]:
 
 def _model_json(workload: Workload, group: Group, one: ModelPlacement) -> dict[str, Any]:
     kinds = {call.kind for _, call in workload.calls(one.model)}
-    found: dict[str, Any] = {"memory_bytes": round(one.option.resident + one.option.work), "offload": one.choice.offload}
+    memory = round(one.option.resident + one.option.work)
+    found: dict[str, Any] = {"memory_bytes": memory, "offload": one.choice.offload}
     for kind in (TRAIN, FORWARD):
         if kind in kinds:
             found[kind] = one.choice.layout._asdict()

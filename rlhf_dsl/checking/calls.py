@@ -67,7 +67,7 @@ def _well_formed(cx: Context, node: ast.Call, name: str, keywords: tuple[str, ..
         cx.error("E0114", node.subscript.span, name=name)
         return False
     if len(node.args) != 1:
-        signature = next(op.signature for op in OPERATIONS if op.name == name)
+        signature = next(op.signature for op in OPERATIONS if op.name == name.rpartition(".")[2])
         cx.error("E0109", node.span, name=name, expected="1 argument", given=len(node.args), help=f"it is `{signature}`")
         return False
     return known_keywords(cx, node, name, keywords)

@@ -37,8 +37,8 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "P0107", "the cluster file cannot be used: {reason}",
-        "A cluster file is TOML with `nodes`, `devices_per_node`, a table `device` (`tflops`, `memory_gb`, "
-        "`memory_gb_per_s`) and a table `links` (`intra_gb_per_s`, `inter_gb_per_s`, `latency_us`).", status=2,
+        "A cluster file is TOML with `nodes`, `devices_per_node`, a `device` (a name of the catalogue such as "
+        "`a100-80gb`, or a table of `tflops`, `memory_gb`, `memory_gb_per_s`) and a table `links` (`intra_gb_per_s`, `inter_gb_per_s`, `latency_us`).", status=2,
     ),
     Code(
         "P0108", "`{target}` disagrees with `{other}`: {what}",
