@@ -29,6 +29,7 @@ class Iteration:
 
     number: int
     metrics: dict[str, Optional[float]] = field(default_factory=dict)
+    logs: dict[str, list[float]] = field(default_factory=dict)  # metrics of updates, a number a step
 
 
 class Oracle:
@@ -84,7 +85,6 @@ class Oracle:
 
     def _iteration(self, n: int) -> Iteration:
         self.current = Iteration(n)
-        self.logs: dict[str, list[float]] = {}  # metrics of updates, for the mean over the iteration's steps
         in_eval = {root for section in self.program.evals for root in section.roots}
         roots = [d.root for d in self.program.data if d.root not in in_eval]
         sizes = {root: self.program.dims[root].size for root in roots}
@@ -132,7 +132,7 @@ class Oracle:
     # ---- updates
 
     def _update(self, update: Update, outer: Scope) -> None:
-        logs = self.logs
+        logs = self.current.logs
         for epoch in range(update.epochs):
             cuts = {root: self._cuts(outer, root, epoch, update.minibatches) for root in update.roots}
             for k in range(update.minibatches):
