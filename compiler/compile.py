@@ -22,7 +22,7 @@ from compiler.sources import resolve_model
 from compiler.verify import verify_plan
 from rlhf_dsl.diagnostics import DiagnosticError, fault
 from rlhf_dsl.source import STDIN, Source
-from rlhf_dsl.typed import Checked
+from rlhf_dsl.typed import Checked, Expr
 
 Observer = Callable[[str, FlowGraph, float], None]  # (pass, graph after it, its seconds)
 
@@ -48,14 +48,16 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
     return plan
 
 
-def lower_equations(checked: Checked, observe: Observer = unobserved) -> FlowGraph:
-    """The graph after the passes that know nothing of ranks."""
-    return _passed(_observed("graph", lambda: lower(checked), observe), equation_passes(checked), observe)
+def lower_equations(checked: Checked, observe: Observer = unobserved,
+                    wanted: frozenset[Expr] = frozenset()) -> FlowGraph:
+    """The graph after the passes that know nothing of ranks; `wanted` is no dead code even if nothing reads it."""
+    return _passed(_observed("graph", lambda: lower(checked), observe), equation_passes(checked, wanted), observe)
 
 
-def lower_and_place(checked: Checked, placement: Placement, observe: Observer = unobserved) -> FlowGraph:
+def lower_and_place(checked: Checked, placement: Placement, observe: Observer = unobserved,
+                    wanted: frozenset[Expr] = frozenset()) -> FlowGraph:
     """The graph after all passes."""
-    return _passed(lower_equations(checked, observe), placement_passes(checked, placement), observe)
+    return _passed(lower_equations(checked, observe, wanted), placement_passes(checked, placement), observe)
 
 
 def _passed(graph: FlowGraph, passes: tuple[Pass, ...], observe: Observer) -> FlowGraph:

@@ -296,7 +296,8 @@ def _empty(lines: tuple[Line, ...], i: int, bad: set[int], sink: Diagnostics) ->
     while end < len(lines) and lines[end].indent == lines[i].indent and lines[end].tokens[0].text not in _TOP:
         end += 1
     if i not in bad:
-        meant = [Label(Span(lines[i + 1].start, lines[i + 1].end), "is it meant to stand in it?")] if end > i + 1 else []
+        below = [Span(line.start, line.end) for line in lines[i + 1:end]]
+        meant = [Label(span, "is it meant to stand in it?") for span in below[:1]]
         sink.error("E0017", lines[i].tokens[-1].span, labels=meant, head=lines[i].tokens[0].text)
     return set(range(i, end))
 

@@ -14,16 +14,16 @@ from compiler.passes.schedule import Schedule
 from compiler.passes.shard import Shard
 from compiler.passes.split_reductions import SplitReductions
 from compiler.placement import Placement
-from rlhf_dsl.typed import Checked
+from rlhf_dsl.typed import Checked, Expr
 
 Pass = Callable[[FlowGraph], FlowGraph]
 
 NAMES = ("cse", "dce", "fuse", "split_reductions", "place", "shard", "reshard", "schedule")
 
 
-def equation_passes(checked: Checked) -> tuple[Pass, ...]:
-    """Those that know nothing of ranks."""
-    return CommonSubexpressions(), DeadCode(), FuseCalls(), SplitReductions(checked.dims)
+def equation_passes(checked: Checked, wanted: frozenset[Expr] = frozenset()) -> tuple[Pass, ...]:
+    """Those that know nothing of ranks. wanted: what is no dead code even if nothing reads it."""
+    return CommonSubexpressions(), DeadCode(wanted), FuseCalls(), SplitReductions(checked.dims)
 
 
 def placement_passes(checked: Checked, placement: Placement) -> tuple[Pass, ...]:

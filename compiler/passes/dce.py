@@ -9,17 +9,24 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from compiler.ir import FlowGraph
+from compiler.ir import FlowGraph, Op
+from rlhf_dsl.typed import Expr
 
 ROOTS = frozenset(("metric", "state", "train", "optimizer", "keep", "action", "reshard", "pyop"))
 
 
 @dataclass(frozen=True)
 class DeadCode:
+    """wanted: expressions whose values somebody wants to see."""
+
+    wanted: frozenset[Expr] = frozenset()
     name: str = "dce"
 
     def __call__(self, graph: FlowGraph) -> FlowGraph:
         index = graph.index()
-        roots = [i for i, op in enumerate(graph.ops) if op.kind in ROOTS]
+        roots = [i for i, op in enumerate(graph.ops) if op.kind in ROOTS or self._is_wanted(graph, op)]
         alive = set(roots).union(*(nx.ancestors(index, i) for i in roots))
         return graph.with_ops(op for i, op in enumerate(graph.ops) if i in alive)
+
+    def _is_wanted(self, graph: FlowGraph, op: Op) -> bool:
+        return any(graph.values[name].expr in self.wanted for name in op.outputs)

@@ -68,7 +68,8 @@ def _well_formed(cx: Context, node: ast.Call, name: str, keywords: tuple[str, ..
         return False
     if len(node.args) != 1:
         signature = next(op.signature for op in OPERATIONS if op.name == name.rpartition(".")[2])
-        cx.error("E0109", node.span, name=name, expected="1 argument", given=len(node.args), help=f"it is `{signature}`")
+        help = f"it is `{signature}`"
+        cx.error("E0109", node.span, name=name, expected="1 argument", given=len(node.args), help=help)
         return False
     return known_keywords(cx, node, name, keywords)
 

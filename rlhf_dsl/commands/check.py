@@ -38,7 +38,8 @@ def _check(path: str, overrides: dict[str, str]) -> tuple[int, tuple[Diagnostic,
     return int(sink.has_errors), sink.sorted(), checked
 
 
-def _to_json(path: str, code: int, items: tuple[Diagnostic, ...], checked: Optional[Checked], verbose: bool) -> dict[str, Any]:
+def _to_json(path: str, code: int, items: tuple[Diagnostic, ...], checked: Optional[Checked],
+             verbose: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"path": path, "ok": not code, "diagnostics": [to_json(d) for d in items]}
     if verbose and checked is not None:
         found["values"] = values(checked)

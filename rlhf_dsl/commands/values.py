@@ -8,7 +8,7 @@ from rlhf_dsl.typed import Bind, Checked
 
 
 def values(checked: Checked) -> list[dict[str, Any]]:
-    """section, name, type and gradient (models, in the order of their declaration) of each value, in the source's order."""
+    """section, name, type and gradient of each value, in the source's order; gradient: models, as they are declared."""
     return list(_values(checked))
 
 

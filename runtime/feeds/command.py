@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from typing import Any
+from typing import Any, Iterator
 
 import torch
 
 from compiler.cluster import local_cluster
 from compiler.compile import lower_and_place, program_folder
 from compiler.emit import Target, emit
+from compiler.exprs import walk
 from compiler.placement import place
 from compiler.plan import Plan
 from compiler.shapes import ModelShape
@@ -18,7 +19,7 @@ from rlhf_dsl.ast import Span
 from rlhf_dsl.frontend import load
 from rlhf_dsl.source import Source
 from rlhf_dsl.terminal import put_json, show
-from rlhf_dsl.typed import Checked, Constraint
+from rlhf_dsl.typed import Bind, Checked, Constraint, Expr
 from runtime.feeds import differences
 from runtime.feeds.answer import answer_of
 from runtime.feeds.executor import FeedExecutor
@@ -49,7 +50,7 @@ def eval_command(args: Namespace) -> int:
 def evaluated(checked: Checked, feed: Feed, shards: int = 1, micro_batch: int = 0, dtype: torch.dtype = torch.float64,
               shuffle: bool = True) -> dict[str, Any]:
     """The answer (`rlflow.eval/1`). micro_batch: rows, 0 for all; shuffle: the rows of mini-batches."""
-    plan = plan_for_feed(checked, shards, micro_batch)
+    plan = plan_for_feed(checked, feed, shards, micro_batch)
 
     def shard(world: World) -> dict[str, Any]:
         executor = FeedExecutor(plan, checked, world, feed, dtype, shuffle)
@@ -60,17 +61,29 @@ def evaluated(checked: Checked, feed: Feed, shards: int = 1, micro_batch: int = 
 
 
 def _compared(checked: Checked, feed: Feed, answer: dict[str, Any], args: Namespace) -> tuple[differences.Checked, ...]:
-    executor = FeedExecutor(plan_for_feed(checked, 1, 0), checked, SoloWorld(), feed, torch.float64, not args.no_shuffle)
+    plan, shuffle = plan_for_feed(checked, feed, 1, 0), not args.no_shuffle
+    executor = FeedExecutor(plan, checked, SoloWorld(), feed, torch.float64, shuffle)
     executor.run_iteration(1)
     return differences.compared(executor, answer, args.dtype)
 
 
-def plan_for_feed(checked: Checked, shards: int, micro_batch: int) -> Plan:
-    """The plan of a program without models: every one on `shards` data shards, whatever the program asks for."""
+def plan_for_feed(checked: Checked, feed: Feed, shards: int, micro_batch: int) -> Plan:
+    """The plan of a program without models: every one on `shards` data shards, whatever the program asks for.
+
+    All bound values for which the feed has the numbers are computed, whether anything needs them or not.
+    """
     trained = [m.name for m in checked.models.values() if m.optimizer]
     rows = (("micro_batch", micro_batch),) if micro_batch else ()
-    checked = dataclasses.replace(checked, constraints=tuple(Constraint(name, "train", rows, Span()) for name in trained if rows))
+    limits = tuple(Constraint(name, "train", rows, Span()) for name in trained if rows)
+    checked = dataclasses.replace(checked, constraints=limits)
     shapes = dict.fromkeys(checked.models, SHAPE)
     placement = place(checked, shapes, local_cluster(), shards)
-    graph = lower_and_place(checked, placement)
+    graph = lower_and_place(checked, placement, wanted=frozenset(_bound_and_fed(checked, feed)))
     return emit(checked, graph, Target("", shards, str(program_folder(checked.path)), shapes))
+
+
+def _bound_and_fed(checked: Checked, feed: Feed) -> Iterator[Expr]:
+    lines = (line for section in (checked.rollout, *(u.body for u in checked.updates)) for line in section)
+    for bind in lines:
+        if isinstance(bind, Bind) and bind.expr.type.elem != "tokens" and all(map(feed.has, walk(bind.expr))):
+            yield bind.expr

@@ -30,9 +30,8 @@ from runtime.values import Value
 
 STEP = 1e-6  # of x, relative beyond 1
 CORNER = 1e-3  # between the slopes of both sides: of the largest slope of the call
-RELATIVE, ROUNDING = {"f64": 1e-5, "f32": 1e-3}, 1e-9  # of the call's largest slope; of f, for what 2h makes of its last digits
-
-
+RELATIVE = {"f64": 1e-5, "f32": 1e-3}  # what is allowed: of the call's largest slope
+ROUNDING = 1e-9  # and of f, for what a division by 2h makes of its last digits
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,8 @@ class Checked:
         return {
             "model": self.model, "call": self.call, "step": self.step, "numbers": self.numbers,
             "largest_deviation": self.worst.deviation if self.worst else 0.0,
-            "kinks": [_slope_json(slope) for slope in self.kinks], "wrong": [_slope_json(slope) for slope in self.wrong],
+            "kinks": [_slope_json(slope) for slope in self.kinks],
+            "wrong": [_slope_json(slope) for slope in self.wrong],
         }
 
 
@@ -78,13 +78,14 @@ def _slope_json(slope: Slope) -> dict[str, Any]:
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None
 
-    return {"place": dict(slope.place), "gradient": slope.gradient, "left": number(slope.left), "right": number(slope.right)}
+    sides = {"left": number(slope.left), "right": number(slope.right)}
+    return {"place": dict(slope.place), "gradient": slope.gradient, **sides}
 
 
 def compared(executor: FeedExecutor, answer: Mapping[str, Any], dtype: str) -> tuple[Checked, ...]:
     """Every call that an objective differentiates into, in every mini-batch.
 
-    executor: one shard in 64-bit arithmetic that has run the iteration; answer: that of the run to be checked, in `dtype`
+    executor: one shard in 64-bit arithmetic that has run the iteration; answer: of the run to be checked, in `dtype`
     """
     found, steps = [], dict.fromkeys(executor.plan.models, 0)
     for index, scope in executor.update_scopes:
@@ -106,8 +107,9 @@ def _compared_step(executor: FeedExecutor, scope: Scope, train: Train, grad: Map
         allowed = relative * worth + ROUNDING * max(1.0, abs(objective.value))
         kinks = tuple(s for s in slopes if _is_kink(s, allowed, CORNER * worth))
         smooth = [s for s in slopes if s not in kinks]
-        yield Checked(train.model, call_text(call), step, len(slopes), max(smooth, key=lambda s: s.deviation, default=None),
-                      kinks, tuple(s for s in smooth if s.deviation > allowed), train.span)
+        worst = max(smooth, key=lambda s: s.deviation, default=None)
+        wrong = tuple(s for s in smooth if s.deviation > allowed)
+        yield Checked(train.model, call_text(call), step, len(slopes), worst, kinks, wrong, train.span)
 
 
 def _slopes(objective: "_Objective", call: Expr, given: Tensor) -> Iterator[Slope]:
@@ -203,7 +205,8 @@ def differences_text(checks: tuple[Checked, ...]) -> str:
         largest = f"largest deviation {check.worst.deviation:.1e}" if check.worst else "no derivative anywhere"
         lines.append(f"check    {check.model} step {check.step}: d/d {check.call}: {largest} of {size}")
         for kink in check.kinks[:MOST_KINKS]:
-            lines.append(f"           a kink{_where(kink)}: slopes {kink.left:.6g} and {kink.right:.6g}, taken {kink.gradient:.6g}")
+            slopes = f"slopes {kink.left:.6g} and {kink.right:.6g}, taken {kink.gradient:.6g}"
+            lines.append(f"           a kink{_where(kink)}: {slopes}")
         if len(check.kinks) > MOST_KINKS:
             lines.append(f"           and {len(check.kinks) - MOST_KINKS} more kinks")
     return "\n".join(lines) + "\n"

@@ -10,7 +10,10 @@ from typing import Any, Mapping, NoReturn, Optional, Sequence
 import torch
 from torch import Tensor
 
+from compiler.exprs import response_name
+from rlhf_dsl.builtins import call_text
 from rlhf_dsl.diagnostics import did_you_mean, fault
+from rlhf_dsl.typed import Expr
 
 FORMAT = "rlflow.feed/1"
 KEYS = ("format", "dims", "data", "responses", "calls", "state")
@@ -44,6 +47,18 @@ class Feed:
         if update and text in self.calls["update"]:
             return self.calls["update"][text]
         return self.calls["rollout"].get(text)
+
+    def has(self, expr: Expr) -> bool:
+        """Whether a leaf of an expression has its numbers here; True for what is no leaf."""
+        if expr.op in ("call", "pyop"):
+            return self.call(call_text(expr), expr.attr("phase", "").startswith("update")) is not None
+        if expr.type.elem == "tokens":
+            return response_name(expr) in self.responses
+        if expr.op == "data":
+            return expr.type.elem == "text" or expr.attr("column") in self.data
+        if expr.op == "field":
+            return expr.attr("field") in ("truncated", *self.responses.get(response_name(expr.args[0]), ()))
+        return True
 
     def response(self, name: str, sizes: Sequence[int], bound: int, dtype: torch.dtype) -> FedResponse:
         """sizes: of the leading dims. Raises R0162 where a list does not fit."""

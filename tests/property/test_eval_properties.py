@@ -187,7 +187,7 @@ def test_gradients_of_the_shipped_programs_are_finite_differences(name):
 
 
 def check_gradients(checked: Checked, feed, shards: int) -> None:
-    executor = FeedExecutor(plan_for_feed(checked, 1, 0), checked, SoloWorld(), feed, torch.float64, True)
+    executor = FeedExecutor(plan_for_feed(checked, feed, 1, 0), checked, SoloWorld(), feed, torch.float64, True)
     executor.run_iteration(1)
     checks = differences.compared(executor, evaluated(checked, feed, shards), "f64")
     assert not any(check.wrong for check in checks), [check.wrong for check in checks]
