@@ -13,6 +13,7 @@ from rlhf_dsl.source import Source
 from rlhf_dsl.syntax_errors import report
 
 MAX_ERRORS = 20
+MAX_READ = 200_000  # characters that are read again after errors, in all
 
 
 def parse(source: Source, sink: Diagnostics) -> ast.Program:
@@ -22,10 +23,13 @@ def parse(source: Source, sink: Diagnostics) -> ast.Program:
 
 def _tree(source: Source, sink: Diagnostics) -> Tree:
     """Parses; at an error, reports it, takes the line out and parses the rest."""
-    lines = scan(source.text, sink)
+    lines, read = scan(source.text, sink), 0
     for _ in range(MAX_ERRORS):
         try:
             return tables.parser().parse(lines.visible(source.text))
         except UnexpectedInput as error:
-            lines = lines.without([report(error, lines, sink)])
+            bad = report(error, lines, sink)
+        lines, read = lines.without([bad]), read + lines.lines[bad].end
+        if read > MAX_READ:
+            break
     return tables.parser().parse("\n")

@@ -6,6 +6,7 @@ about that place; and a line that is wrong is taken out while the others are sti
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Optional
@@ -15,6 +16,7 @@ from rlhf_dsl.diagnostics import Diagnostic, Diagnostics, Label, diagnostic
 from rlhf_dsl.syntax_words import DECLARATIONS, SECTIONS
 
 MAX_BRACKETS = 60
+MAX_TOKENS = 60_000  # beyond it, what no person wrote would take seconds
 MAX_UNCLOSED = 10  # statements left out for a bracket or quote; then the rest of the file
 _TOP = frozenset(DECLARATIONS + SECTIONS)  # first words of lines at column 1
 HEADS = ("rollout", "update", "plan", "eval", "run", "fn")
@@ -86,12 +88,18 @@ class Scan:
         return Scan(self.lines, self.comments, _closure(self.lines, self.bad | set(more)))
 
     def visible(self, text: str) -> str:
-        """The text with blanks for the bad lines, every offset as it was; ends in a newline."""
+        """The text with blanks for the bad lines, every offset as it was; ends in a newline. Nothing without lines."""
+        if not self.lines:
+            return "\n"
         return _blank(text, (Span(line.start, line.end) for line in (self.lines[i] for i in self.bad))) + "\n"
 
 
 def scan(text: str, sink: Diagnostics) -> Scan:
     """Cuts a text into logical lines and reports those that are not whole."""
+    excess = next(itertools.islice(_tokens(text), MAX_TOKENS, None), None)
+    if excess is not None:
+        sink.error("E0035", excess.span)
+        return Scan((), (), frozenset())
     left_out: list[Span] = []
     scanner = _Scanner(text, sink)
     while scanner.unclosed is not None:  # a bracket or quote swallows the rest: leave its statement out and look again

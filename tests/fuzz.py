@@ -33,10 +33,11 @@ FINE = (0, 1, 2)
 _TOKEN = re.compile(r"[A-Za-z_]\w*|[0-9.]+(?:e-?[0-9]+)?|\"[^\"\n]*\"|\*\*|[<>=!]=|\n *|[^\s\w]", re.S)
 _ODD = "\0\t\r\x0b\x1b\\`'\"{}[]()#^%$@!~|&;:,.=<>+-*/_ \n0eé日𝔸\ufeff\u202e\u2028"
 _WORDS = (
-    "if", "for", "lambda", "import", "def", "return", "dim", "param", "state", "then", "data", "after", "model", "trained", "by",
-    "fn", "from", "rollout:", "update:", "eval:", "plan:", "run:", "metric", "keep", "train", "to", "maximize", "every", "in",
-    "sum[t]", "mean", "togo[t]", "next", "stop", "where", "at_end[t]", "gae", "y", "t", "b", "1e309", "1e-400", "9" * 400, "0", "-1",
-    "true", "not", "and", "or", "==", "**", "<", "(", ")", "[", "]", "\n", "\n    ", "\n        ", '"', '"""', "#", "env=", "temperature=0",
+    "if", "for", "lambda", "import", "def", "return", "dim", "param", "state", "then", "data", "after", "model",
+    "trained", "by", "fn", "from", "rollout:", "update:", "eval:", "plan:", "run:", "metric", "keep", "train", "to",
+    "maximize", "every", "in", "sum[t]", "mean", "togo[t]", "next", "stop", "where", "at_end[t]", "gae", "y", "t", "b",
+    "1e309", "1e-400", "9" * 400, "0", "-1", "true", "not", "and", "or", "==", "**", "<", "(", ")", "[", "]", "\n",
+    "\n    ", "\n        ", '"', '"""', "#", "env=", "temperature=0",
 )
 
 
@@ -103,8 +104,9 @@ def _insert(numbers, pieces, at):
 
 def _nest(numbers, pieces, at):
     depth = numbers.choice((1, 5, 59, 61, 200, 3000))
-    left, right = numbers.choice((("(", ")"), ("[", "]"), ("f(", ")"), ("-", ""), ("not ", ""), ("", " ** 2"), ("", " + 1"), ("", "(x)"),
-                                  ("mean(", ")"), ("where(true, ", ", 1)"), ("", " < 1"), ("", ".a"), ("(", ""), ("", ")")))
+    left, right = numbers.choice((
+        ("(", ")"), ("[", "]"), ("f(", ")"), ("-", ""), ("not ", ""), ("", " ** 2"), ("", " + 1"), ("", "(x)"),
+        ("mean(", ")"), ("where(true, ", ", 1)"), ("", " < 1"), ("", ".a"), ("(", ""), ("", ")")))
     pieces[at] = left * depth + pieces[at] + right * depth
 
 
@@ -143,8 +145,9 @@ MUTATIONS = (*map(_on_token, (_drop, _double, _swap, _replace, _insert, _nest)),
 
 def _large(numbers: random.Random, text: str) -> bytes:
     """A megabyte of one thing."""
-    unit = numbers.choice((text or "x", text.replace("\n", " ") or "x", "(", "x = 1\n", "a", "\n", "    ", '"', "#", "1 + ", "-", "dim b = 4\n",
-                           "    metric m = 1\n", "rollout:\n", "\0", "é", "f(x, ", "[", "x.", "1"))
+    unit = numbers.choice((
+        text or "x", text.replace("\n", " ") or "x", "(", "x = 1\n", "a", "\n", "    ", '"', "#", "1 + ", "-",
+        "dim b = 4\n", "    metric m = 1\n", "rollout:\n", "\0", "é", "f(x, ", "[", "x.", "1"))
     whole = unit * (LARGE // len(unit.encode()) + 1)
     return (numbers.choice(("", "rollout:\n    x = ", "param p = ")) + whole).encode()[:LARGE]
 

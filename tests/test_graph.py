@@ -213,7 +213,8 @@ def test_a_file_is_written_whole(tmp_path, capsys):
 def test_a_tree_reads_no_templates():
     """Start-up of a terminal tree: pictures alone need jinja2."""
     code = "import sys; from rlhf_dsl.cli import main; main(['graph', sys.argv[1]]); print('jinja2' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(GOLDEN / "ppo.rlflow")], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code, str(GOLDEN / "ppo.rlflow")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
 
 

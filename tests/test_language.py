@@ -16,7 +16,11 @@ def test_diagnostics(case):
     assert case.earns() == case.expected
 
 
-@pytest.mark.parametrize("code", [c for c in CODES if c.startswith("E00") and CODES[c].exit_code == 1])
+TOO_LARGE = "E0035"  # takes a program that no page can hold: tests/test_fuzz.py
+SYNTAX = [c for c in CODES if c.startswith("E00") and CODES[c].exit_code == 1 and c != TOO_LARGE]
+
+
+@pytest.mark.parametrize("code", SYNTAX)
 def test_every_syntax_error_is_on_the_page(code):
     page = next(page for page in PAGES if page.stem == "syntax")
     assert f"error[{code}]" in page.read_text(encoding="utf-8")

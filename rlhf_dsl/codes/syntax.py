@@ -163,4 +163,10 @@ CODES: tuple[Code, ...] = (
         "The first line of a section ends in its colon.", "start a new line after `:`, four spaces deeper",
         "run: steps = 1", "run:\n    steps = 1",
     ),
+    Code(
+        "E0035", "the program is too large",
+        "A program is an algorithm: a page or two of equations. What has more than 60,000 words, signs and lines is "
+        "data, or was made by mistake.",
+        "name the file of a program; data belongs into a file that a `data` declaration names",
+    ),
 )

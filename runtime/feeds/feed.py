@@ -65,7 +65,8 @@ class Feed:
         if name not in self.responses:
             self.refuse(f"the response `{name}` is missing under `responses`", did_you_mean(name, self.responses))
         given = self.responses[name]
-        flat = {key: self.flatten(value, sizes, f"responses.{name}.{key}") for key, value in given.items() if key in RESPONSE_KEYS}
+        known = {key: value for key, value in given.items() if key in RESPONSE_KEYS}
+        flat = {key: self.flatten(value, sizes, f"responses.{name}.{key}") for key, value in known.items()}
         if "lengths" not in flat and "own" not in flat:
             self.refuse(f"`responses.{name}` has no `lengths`")
         own = None if "own" not in flat else [self._flags(row, f"responses.{name}.own") for row in flat["own"]]

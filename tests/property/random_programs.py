@@ -81,8 +81,9 @@ def _binary(draw, inner, _) -> Written:
 
 def _unary(draw, inner, _) -> Written:
     x = draw(inner)
-    form = draw(st.sampled_from(("exp(clip({}, -2, 1))", "abs({})", "sigmoid({})", "log_sigmoid({})", "-{}", "sqrt(abs({}) + 1)",
-                                 "clip({}, -1.03, 0.7)", "stop({})")))
+    form = draw(st.sampled_from((
+        "exp(clip({}, -2, 1))", "abs({})", "sigmoid({})", "log_sigmoid({})", "-{}", "sqrt(abs({}) + 1)",
+        "clip({}, -1.03, 0.7)", "stop({})")))
     return Written(form.format(x.text), x.dims)
 
 
@@ -128,7 +129,8 @@ def programs(draw) -> Program:
     lines.append(f"update(minibatches={minibatches}):")
     lines += _training(draw, "actor", "actor.logprobs(y)", known)
     lines += _training(draw, "critic", "critic.values(y)", known)
-    following = draw(st.sampled_from(("pull * 0.9", "clip(pull + mean(judge.score(y)), 0, 1)", f"0.5 * ({scalars[-1]}) + pull")))
+    following = draw(st.sampled_from((
+        "pull * 0.9", "clip(pull + mean(judge.score(y)), 0, 1)", f"0.5 * ({scalars[-1]}) + pull")))
     return Program(HEAD.format(**sizes, following=following) + "\n".join(lines) + "\n", sizes)
 
 
@@ -139,7 +141,8 @@ def _training(draw, model: str, call: str, known: dict[str, tuple[str, ...]]) ->
     for _ in range(draw(st.integers(1, 2))):
         inside = draw(expressions(leaves, 2, over_rows=False))
         term = f"{inside.text} + 0.7 * {call}"
-        form = draw(st.sampled_from(("mean({})", "mean(mean[t]({}))", "mean(sum[t]({}))", "sum({}) / b", "mean(mean[g, t]({}))",
-                                     "stop(mean({c})) * mean({})", "mean({}, where={c} > -1)")))
+        form = draw(st.sampled_from((
+            "mean({})", "mean(mean[t]({}))", "mean(sum[t]({}))", "sum({}) / b", "mean(mean[g, t]({}))",
+            "stop(mean({c})) * mean({})", "mean({}, where={c} > -1)")))
         terms.append(form.format(term, c=call))
     return [f"    train {model} to {draw(st.sampled_from(('maximize', 'minimize')))} {' - '.join(terms)}"]

@@ -160,7 +160,8 @@ def permuted_feed(feed: dict[str, Any], kinds, orders) -> dict[str, Any]:
         "data": {n: permuted(v, kinds["columns"][n], orders) for n, v in feed.get("data", {}).items()},
         "responses": {n: {k: permuted(v, kinds["responses"][n][:-1], orders) for k, v in given.items()}
                       for n, given in feed["responses"].items()},
-        "calls": {section: {text: permuted(v, kinds["calls"][text], orders) for text, v in calls.items() if text in kinds["calls"]}
+        "calls": {section: {text: permuted(v, kinds["calls"][text], orders)
+                            for text, v in calls.items() if text in kinds["calls"]}
                   for section, calls in feed["calls"].items()}}
 
 
@@ -203,7 +204,7 @@ def reparsed(text: str):
 
 
 def respaced(text: str, numbers: random.Random) -> str:
-    """The program as somebody else would type it: other blanks, indentation and blank lines; the same words and lines."""
+    """The program as somebody else would type it: other blanks, indentation and blank lines; the same words."""
     found = scan(text, Diagnostics(Source("p.rlflow", text)))
     indent = " " * numbers.choice((1, 2, 3, 8))
     pieces, at, depth = [], 0, 0
