@@ -43,7 +43,7 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
     shapes = read_shapes(checked, folder)
     placement = place(checked, shapes, cluster, ranks)
     graph = lower_and_place(checked, placement, observe)
-    plan = emit(checked, graph, Target(cluster.digest, placement.world, str(folder), shapes))
+    plan = emit(checked, graph, Target(cluster.digest, placement, str(folder), shapes))
     verify_plan(plan, checked.path)
     return plan
 

@@ -11,8 +11,9 @@ from typing import Iterator, Mapping
 from compiler import names
 from compiler.exprs import call_temperature, walk
 from compiler.ir import FlowGraph, Op
+from compiler.placement import Batching, Placement
 from compiler.plan import (
-    ColumnSpec, DataSpec, DimSpec, ExprRow, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
+    ColumnSpec, DataSpec, DimSpec, ExprRow, GroupSpec, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
 )
 from compiler.shapes import ModelShape
 from compiler.steps import (
@@ -30,7 +31,7 @@ class Target:
     """What a plan is made for: `cluster` is its digest, `folder` that of the program, absolute."""
 
     cluster: str
-    world: int
+    placement: Placement
     folder: str
     shapes: Mapping[str, ModelShape]
 
@@ -41,7 +42,7 @@ def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
     used = {op.model for op in graph.ops if op.model}
     plan = Plan(
         program=ProgramInfo(checked.name, checked.path, target.folder, _digest(checked.text)),
-        cluster=target.cluster, world=target.world,
+        cluster=target.cluster, world=target.placement.world,
         run=RunSpec(checked.run.steps, checked.run.epochs, checked.run.seed, checked.run.lag),
         dims={d.name: DimSpec(d.size, d.ragged, d.root, d.response, d.lead) for d in checked.dims.values()},
         models={m.name: emitter.model(m) for m in checked.models.values() if m.name in used},
@@ -49,9 +50,18 @@ def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
         setup=tuple(emitter.section(names.SETUP)), steps=tuple(emitter.iteration()), evals=tuple(emitter.evaluations()),
         states={s.name: emitter.table.id(s.init) for s in checked.states.values()},
         settings={p.name: p.value for p in checked.params.values()}, assume=_assumed(checked), exprs=(),
+        groups=tuple(_used_groups(target.placement, used)), alternatives=target.placement.alternatives,
     )
     program = dataclasses.replace(plan.program, lines=emitter.lines.texts())
     return dataclasses.replace(plan, program=program, exprs=tuple(emitter.table.rows))
+
+
+def _used_groups(placement: Placement, used: set[str]) -> Iterator[GroupSpec]:
+    """The groups without models that no step names; a group of none keeps its ranks idle and is left out."""
+    for group in placement.groups:
+        models = tuple(m for m in group.models if m in used)
+        if models:
+            yield dataclasses.replace(group, models=models)
 
 
 def _digest(text: str) -> str:
@@ -139,7 +149,8 @@ class _Emitter:
 
     def model(self, model) -> ModelSpec:
         shape = dataclasses.asdict(self.target.shapes[model.name])
-        return ModelSpec(model.role, model.source, shape, model.optimizer, self.lines.at(model.span))
+        offload = model.name in self.target.placement.offload
+        return ModelSpec(model.role, model.source, shape, model.optimizer, self.lines.at(model.span), offload)
 
     def data(self) -> Iterator[DataSpec]:
         used = {(op.attr("root"), c) for op in self.graph.ops if op.kind == "data" for c in op.attr("columns")}
@@ -162,8 +173,8 @@ class _Emitter:
     def results(self, op: Op) -> tuple[Named, ...]:
         return tuple(self.named(n) for n in op.outputs if self.graph.values[n].expr is not None)
 
-    def batching(self, layout: str) -> dict[str, int]:
-        return dataclasses.asdict(self.graph.side["batching"][layout])
+    def batching(self, layout: str) -> Batching:
+        return self.graph.side["batching"][layout]
 
     def load(self, op: Op) -> Load:
         return Load(op.attr("root"), op.attr("columns"), self.lines.at(op.span))
@@ -189,9 +200,9 @@ class _Emitter:
 
     def forward(self, op: Op) -> Forward:
         layout = self.graph.values[op.outputs[0]].layout
-        call = op.attr("calls")[0]
+        call, batching = op.attr("calls")[0], self.batching(layout)
         return Forward(op.name, self.results(op), self.table.id(call.args[0]), op.model, layout, call_temperature(call),
-                       minibatch=names.is_update(op.phase), line=self.lines.at(op.span), **self.batching(layout))
+                       batching.micro_batch, batching.tokens, names.is_update(op.phase), self.lines.at(op.span))
 
     def equation(self, op: Op) -> Equation:
         return Equation(op.name, self.results(op), names.is_update(op.phase), self.lines.at(op.span))
@@ -219,7 +230,7 @@ class _Emitter:
         constants = tuple(self.named(value_of[e]) for e in op.attr("constants"))
         objective, partial = self.table.id(op.attr("objective")), self.table.id(op.attr("partial"))
         return TrainStep(op.name, op.model, layout, objective, partial, op.attr("maximize"), calls, constants,
-                         op.attr("unit"), line=self.lines.at(op.span), **self.batching(layout))
+                         op.attr("unit"), line=self.lines.at(op.span), **dataclasses.asdict(self.batching(layout)))
 
     def optimizer(self, op: Op) -> OptimizerStep:
         return OptimizerStep(op.name, op.model, self.lines.at(op.span))

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping, Optional
 
 from compiler.cluster import Cluster, default_ranks
 from compiler.layout import ModelLayout
-from compiler.plan import LayoutSpec
+from compiler.plan import Alternative, GroupSpec, LayoutSpec
 from compiler.shapes import ModelShape
 from compiler.transitions import ENGINES
 from compiler.weights import misfit
@@ -45,19 +45,23 @@ class Stage:
 
 @dataclass(frozen=True)
 class Batching:
-    """Samples and tokens that a micro-batch may hold at most; 0: no limit."""
+    """Samples and tokens that a micro-batch may hold at most; 0: no limit. recompute: as in `steps.TrainStep`."""
 
     micro_batch: int = SAMPLES
     tokens: int = 0
+    recompute: bool = False
 
 
 @dataclass(frozen=True)
 class Placement:
-    """layouts: by name, `actor.train`; batching: by the same names."""
+    """layouts: by name, `actor.train`; batching: by the same names; offload: the models of `ModelSpec.offload`."""
 
     world: int
     layouts: dict[str, LayoutSpec]
     batching: dict[str, Batching]
+    groups: tuple[GroupSpec, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    offload: frozenset[str] = frozenset()
 
 
 def stages_of(checked: Checked) -> dict[str, tuple[str, ...]]:
@@ -86,7 +90,8 @@ def place(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, 
     for stage in stages:
         layouts[stage.target] = _layout(stage, stages, world, source)
         _check_fit(stage, shapes[stage.model], layouts[stage.target], source)
-    return Placement(world, layouts, {s.target: _batching(s) for s in stages})
+    groups = (GroupSpec(tuple(checked.models), 0, world),)
+    return Placement(world, layouts, {s.target: _batching(s) for s in stages}, groups)
 
 
 # ---- gathering constraints -------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from rlhf_dsl import typed
 FORMAT = "rlflow.plan/1"
 
 __all__ = [
-    "FORMAT", "HOME", "Action", "ColumnSpec", "CommitStates", "DataSpec", "DimSpec", "Equation", "EvalSection",
-    "ExprRow", "Forward", "Generate", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec", "Named", "NextState",
+    "FORMAT", "HOME", "Action", "Alternative", "ColumnSpec", "CommitStates", "DataSpec", "DimSpec", "Equation", "EvalSection",
+    "ExprRow", "Forward", "Generate", "GroupSpec", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec", "Named", "NextState",
     "OpSpec", "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reply", "Reshard", "RunSpec", "Statistics",
     "Step", "TrainStep", "Transfer", "UpdateLoop",
 ]
@@ -81,14 +81,37 @@ class LayoutSpec:
 
 
 @dataclass(frozen=True)
+class GroupSpec:
+    """Models that share the ranks `first` to `first + ranks - 1`; pool: the part of a described cluster they lie in."""
+
+    models: tuple[str, ...]
+    first: int
+    ranks: int
+    pool: str = ""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A runner-up of the search: the best of another division of the models, with its estimate."""
+
+    groups: tuple[GroupSpec, ...]
+    iteration_s: float
+
+
+@dataclass(frozen=True)
 class ModelSpec:
-    """`shape`: the fields of `compiler.shapes.ModelShape`; `source` as written."""
+    """`shape`: the fields of `compiler.shapes.ModelShape`; `source` as written.
+
+    offload: while the model is idle, the weights of a frozen one and the optimizer's states of a trained one may lie
+    in the host's memory
+    """
 
     role: str
     source: str
     shape: dict[str, Any]
     optimizer: Optional[typed.Optimizer] = None
     line: int = 0
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +171,7 @@ class Plan:
     """`setup` runs once, `steps` each iteration. `settings`: params as they are in force.
 
     assume: lengths to estimate with, in tokens: "prompt", "response"
+    groups: sets of models that share ranks, disjoint; () in older plans, where all models share all ranks
     """
 
     program: ProgramInfo
@@ -166,6 +190,8 @@ class Plan:
     steps: tuple[Step, ...] = ()
     evals: tuple[EvalSection, ...] = ()
     assume: dict[str, int] = field(default_factory=dict)
+    groups: tuple[GroupSpec, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
     def expr_table(self, interner: Optional[typed.Interner] = None) -> tuple[typed.Expr, ...]:
         """The interned expressions: entry i is the one with id i."""

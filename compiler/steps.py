@@ -184,6 +184,7 @@ class TrainStep:
     constants: known before: values over rows (sent by the Transfer before) and scalars (known on every rank).
     unit: the dims whose joint rows may be split over micro-batches and dp: ("b",) or ("b", "g").
     micro_batch, tokens: of a micro-batch, at most so many units, at most so many tokens (0: no limit)
+    recompute: backward computes the layers' activations again instead of keeping them
     """
 
     op: ClassVar[str] = "train"
@@ -198,6 +199,7 @@ class TrainStep:
     unit: tuple[str, ...] = ()
     micro_batch: int = 0
     tokens: int = 0
+    recompute: bool = False
     line: int = 0
 
 

@@ -79,7 +79,7 @@ def plan_for_feed(checked: Checked, feed: Feed, shards: int, micro_batch: int) -
     shapes = dict.fromkeys(checked.models, SHAPE)
     placement = place(checked, shapes, local_cluster(), shards)
     graph = lower_and_place(checked, placement, wanted=frozenset(_bound_and_fed(checked, feed)))
-    return emit(checked, graph, Target("", shards, str(program_folder(checked.path)), shapes))
+    return emit(checked, graph, Target("", placement, str(program_folder(checked.path)), shapes))
 
 
 def _bound_and_fed(checked: Checked, feed: Feed) -> Iterator[Expr]:
