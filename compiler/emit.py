@@ -13,7 +13,7 @@ from compiler.exprs import call_temperature, walk
 from compiler.ir import FlowGraph, Op
 from compiler.placement import Batching, Placement
 from compiler.plan import (
-    ColumnSpec, DataSpec, DimSpec, ExprRow, GroupSpec, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
+    ColumnSpec, DataSpec, DimSpec, ExprRow, GroupSpec, LayoutSpec, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
 )
 from compiler.shapes import ModelShape
 from compiler.steps import (
@@ -51,6 +51,7 @@ def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
         states={s.name: emitter.table.id(s.init) for s in checked.states.values()},
         settings={p.name: p.value for p in checked.params.values()}, assume=_assumed(checked), exprs=(),
         groups=tuple(_used_groups(target.placement, used)), alternatives=target.placement.alternatives,
+        constraints=emitter.constraints(graph.side["layouts"]),
     )
     program = dataclasses.replace(plan.program, lines=emitter.lines.texts())
     return dataclasses.replace(plan, program=program, exprs=tuple(emitter.table.rows))
@@ -146,6 +147,17 @@ class _Emitter:
             yield _MAKERS[op.kind](self, op)
 
     # ---- tables
+
+    def constraints(self, layouts: Mapping[str, LayoutSpec]) -> dict[str, tuple[int, ...]]:
+        """Where `plan:` speaks of each layout. A model alone means how it trains, or scores if frozen."""
+        found: dict[str, tuple[int, ...]] = {}
+        for constraint in (c for c in self.checked.constraints if c.model):
+            first = next((s for s in ("train", "forward") if names.layout_name(constraint.model, s) in layouts), "")
+            stage = first if constraint.stage in ("", "forward") else constraint.stage
+            layout = names.layout_name(constraint.model, stage)
+            if layout in layouts:
+                found[layout] = (*found.get(layout, ()), self.lines.at(constraint.span))
+        return found
 
     def model(self, model) -> ModelSpec:
         shape = dataclasses.asdict(self.target.shapes[model.name])

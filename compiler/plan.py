@@ -171,6 +171,7 @@ class Plan:
     """`setup` runs once, `steps` each iteration. `settings`: params as they are in force.
 
     assume: lengths to estimate with, in tokens: "prompt", "response"
+    constraints: by layout, the lines of `plan:` that speak of it
     groups: sets of models that share ranks, disjoint; () in older plans, where all models share all ranks
     """
 
@@ -192,6 +193,7 @@ class Plan:
     assume: dict[str, int] = field(default_factory=dict)
     groups: tuple[GroupSpec, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    constraints: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def expr_table(self, interner: Optional[typed.Interner] = None) -> tuple[typed.Expr, ...]:
         """The interned expressions: entry i is the one with id i."""
@@ -207,24 +209,46 @@ class Plan:
 
     def to_json(self) -> str:
         """Deterministic: the same program, cluster and number of ranks give the same bytes."""
-        value = {"format": FORMAT, **codec.encode(self)}
+        value = sealed({"format": FORMAT, **codec.encode(self)})
         return "{\n" + ",\n".join(f" {json.dumps(k)}: {_pretty(v)}" for k, v in value.items()) + "\n}\n"
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        return content_digest({"format": FORMAT, **codec.encode(self)})
 
     @staticmethod
     def from_json(text: str) -> "Plan":
-        """Raises `codec.CodecError`; `compiler.verify.load_plan` makes it a diagnostic and verifies the plan."""
+        """Raises `ChangedPlan` and `codec.CodecError`; `compiler.verify.load_plan` makes diagnostics of them."""
         try:
-            value = json.loads(text)
+            value = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise codec.CodecError("plan", f"not JSON: {error}") from None
         name = value.get("format") if isinstance(value, dict) else None
         if not isinstance(name, str) or name.split(".")[:2] != FORMAT.split("."):
             raise codec.CodecError("plan.format", f"`{FORMAT}` is expected")
+        if value.get("digest") != content_digest(value):
+            raise ChangedPlan("plan.digest", "the content is not the one that was written")
         return codec.decode(Plan, value)
+
+
+class ChangedPlan(codec.CodecError):
+    """A plan file whose content does not have the digest that stands in it."""
+
+
+def content_digest(value: dict[str, Any]) -> str:
+    """SHA-256 of a plan's JSON value without its digest; the spacing of a file does not enter it."""
+    content = {key: inner for key, inner in value.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+
+def sealed(value: dict[str, Any]) -> dict[str, Any]:
+    """A plan's JSON value with its digest behind the format."""
+    content = {key: inner for key, inner in value.items() if key not in ("format", "digest")}
+    return {"format": value["format"], "digest": content_digest({"format": value["format"], **content}), **content}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _pretty(value: Any) -> str:

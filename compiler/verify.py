@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 from compiler import codec
-from compiler.plan import Plan
+from compiler.plan import ChangedPlan, Plan
 from compiler.redistribute import WeightTransfer
 from compiler.steps import HOME, UpdateLoop
 from compiler.transitions import weight_transfer
@@ -23,13 +23,18 @@ MADE = frozenset(("data", "generate", "reply", "call", "pyop", "next_state"))  #
 
 
 def load_plan(path: Path) -> Plan:
-    """A plan file, verified. Raises DiagnosticError P0201 (no plan) or P0202 (one that does not hold together)."""
+    """A plan file, verified.
+
+    Raises DiagnosticError P0201 (no plan), P0203 (one that was changed after it was written), P0202 (one
+    that does not hold together)."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise fault("P0201", place=str(path), reason=getattr(error, "strerror", None) or "not text") from None
     try:
         plan = Plan.from_json(text)
+    except ChangedPlan:
+        raise fault("P0203", place=str(path)) from None
     except codec.CodecError as error:
         raise fault("P0201", place=str(path), reason=str(error)) from None
     verify_plan(plan, str(path))

@@ -95,4 +95,10 @@ CODES: tuple[Code, ...] = (
         "exactly once, degrees divide what they cut, and all ranks walk the same steps.",
         "compile the program again; if that does not help, this is a bug in rlflow",
     ),
+    Code(
+        "P0203", "the plan was changed after it was written",
+        "A plan file holds the SHA-256 of its content. Steps, layouts and expressions hang together, so that a file "
+        "changed by hand, by a merge or on its way here is refused, even where the change would make sense.",
+        "compile the program again; what a plan decides is asked for in `plan:`, in `run:` or with `-s`", status=2,
+    ),
 )
