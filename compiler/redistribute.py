@@ -1,17 +1,22 @@
-"""Plans the move of a model's weights between any two weight layouts, box by box, with the bytes that it costs."""
+"""Plans the move of a model's weights between any two weight layouts, box by box, with the bytes that it costs.
+
+Data-parallel replicas hold the same boxes, so all is worked out for the shards of one replica, and only the question
+who gives a box to whom is answered rank by rank, when it is asked. So a plan for a thousand ranks takes no longer than
+one for a replica.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Iterator
 
 from compiler.layout import ModelLayout
 from compiler.weights import Piece, WeightLayout
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]
+Point = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -19,14 +24,14 @@ class Move:
     """The box [start, stop) of canonical `tensor` goes from `src_rank` to `dst_rank`, which may be the same."""
 
     tensor: str
-    start: tuple[int, ...]
-    stop: tuple[int, ...]
+    start: Point
+    stop: Point
     src_rank: int
     dst_rank: int
 
     @property
     def elements(self) -> int:
-        return _volume(self.start, self.stop)
+        return volume(self.start, self.stop)
 
     @property
     def is_local(self) -> bool:
@@ -34,90 +39,143 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The box [start, stop) of canonical `tensor`, the `number`-th, that lies in a shard of the destination.
+
+    holders: the source shards in which it lies, ascending, at least one. A shard of a layout is numbered t + tp * p.
+    """
+
+    tensor: str
+    number: int
+    start: Point
+    stop: Point
+    holders: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return volume(self.start, self.stop)
+
+
+@dataclass(frozen=True)
 class WeightTransfer:
-    """Moves that fill every destination tensor from the source, each element once.
+    """Moves that fill every destination tensor from the source, each element once, at the lower bound of bytes.
 
     itemsize: bytes an element takes on the wire. Bytes count what crosses ranks; local copies are free.
     """
 
     src: WeightLayout
     dst: WeightLayout
-    moves: tuple[Move, ...]
-    itemsize: int
+    itemsize: int = 4
 
-    @property
+    # ---- moves
+
+    @functools.cached_property
     def ranks(self) -> tuple[int, ...]:
         """All ranks that take part, ascending."""
         return tuple(sorted({*self.src.layout.ranks, *self.dst.layout.ranks}))
 
-    @property
+    @functools.cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """All of them, local ones too, tensor after tensor: as many as ranks times boxes."""
+        order = {name: i for i, name in enumerate(self.dst.tensors)}
+        found = (move for rank in self.dst.layout.ranks for move in self.moves_to(rank))
+        return tuple(sorted(found, key=lambda move: order[move.tensor]))
+
+    def moves_to(self, rank: int) -> tuple[Move, ...]:
+        """What fills the destination shard of `rank`, tensor after tensor; () if it has none."""
+        parts = self.parts(self._dst_shard(rank)) if rank in self.dst.layout else ()
+        return tuple(Move(p.tensor, p.start, p.stop, self.giver(p, rank), rank) for p in parts)
+
+    def moves_from(self, rank: int) -> tuple[Move, ...]:
+        """What `rank` gives, itself included, in the order of the receiving ranks, then tensor after tensor."""
+        return tuple(self._given(rank)) if rank in self.src.layout else ()
+
+    def parts(self, shard: int) -> tuple[Part, ...]:
+        """The boxes that make up a shard of the destination, tensor after tensor."""
+        return self._tables.parts(shard)
+
+    def giver(self, part: Part, rank: int) -> int:
+        """The rank from which `rank` gets `part`, the same wherever it is computed.
+
+        Itself, if it holds it; else a rank of the source replica in which it stands (HybridFlow's micro data-parallel
+        group, arXiv 2409.19256, section 5.3, so that replicas do not cross); ranks outside the source take replicas in
+        turn. Holders of the same box within a replica take turns, too.
+        """
+        src, holders = self.src.layout, part.holders
+        if rank in src:
+            at = src.coordinates(rank)
+            if self._src_shard(rank) in holders:
+                return rank
+            return _rank(src, at.dp, holders[(at.tp + at.pp) % len(holders)])
+        at = self.dst.layout.coordinates(rank)
+        turn = at.dp + part.number
+        return _rank(src, turn % src.dp, holders[(at.tp + at.pp + turn // src.dp) % len(holders)])
+
+    def _given(self, rank: int) -> Iterator[Move]:
+        at, shard = self.src.layout.coordinates(rank), self._src_shard(rank)
+        mates = set(self.src.layout.replica(at.dp))
+        for other in self.dst.layout.ranks:
+            if other in self.src.layout and other not in mates:
+                continue
+            for part in self._tables.held_by(self._dst_shard(other), shard):
+                if self.giver(part, other) == rank:
+                    yield Move(part.tensor, part.start, part.stop, rank, other)
+
+    # ---- bytes
+
+    @functools.cached_property
     def total_bytes(self) -> int:
-        return sum(self._received.values())
+        return sum(map(self.bytes_received, self.dst.layout.ranks))
 
     def bytes_received(self, rank: int) -> int:
-        return self._received.get(rank, 0)
+        """What the destination shard of `rank` has and its source shard lacks."""
+        if rank not in self.dst.layout:
+            return 0
+        return (self._tables.dst_elements(self._dst_shard(rank)) - self._kept(rank)) * self.itemsize
 
     def bytes_sent(self, rank: int) -> int:
-        return self._sent.get(rank, 0)
+        return sum(move.elements for move in self.moves_from(rank) if not move.is_local) * self.itemsize
 
     @functools.cached_property
     def lower_bound_bytes(self) -> int:
         """What no plan can do without: by rank, the elements of its destination shard that its source shard lacks."""
-        return sum(self._held(self.dst, r) - self._kept(r) for r in self.dst.layout.ranks) * self.itemsize
+        return self.total_bytes
 
     def redundant_bytes(self, rank: int) -> int:
         """Weights of the source shard of `rank` that its destination shard does not contain, so that both must stay."""
-        return (self._held(self.src, rank) - self._kept(rank)) * self.itemsize
+        if rank not in self.src.layout:
+            return 0
+        return (self._tables.src_elements(self._src_shard(rank)) - self._kept(rank)) * self.itemsize
 
     def peak_bytes(self, rank: int) -> int:
         """Weights on `rank` while both layouts live, an element that both contain counted once."""
-        return self._held(self.dst, rank) * self.itemsize + self.redundant_bytes(rank)
+        wanted = self._tables.dst_elements(self._dst_shard(rank)) if rank in self.dst.layout else 0
+        return wanted * self.itemsize + self.redundant_bytes(rank)
+
+    # ---- shards
 
     @functools.cached_property
-    def _received(self) -> dict[int, int]:
-        return self._bytes_by("dst_rank")
+    def _tables(self) -> "_Tables":
+        return _tables(_one_replica(self.src), _one_replica(self.dst))
 
-    @functools.cached_property
-    def _sent(self) -> dict[int, int]:
-        return self._bytes_by("src_rank")
+    def _src_shard(self, rank: int) -> int:
+        return _shard(self.src.layout, rank)
 
-    def _bytes_by(self, end: str) -> dict[int, int]:
-        found: dict[int, int] = defaultdict(int)
-        for move in self.moves:
-            if not move.is_local:
-                found[getattr(move, end)] += move.elements * self.itemsize
-        return dict(found)
-
-    def _held(self, layout: WeightLayout, rank: int) -> int:
-        return sum(piece.elements for piece in layout.pieces(rank))
+    def _dst_shard(self, rank: int) -> int:
+        return _shard(self.dst.layout, rank)
 
     def _kept(self, rank: int) -> int:
         """Elements that `rank` holds in both layouts."""
-        held = _by_tensor(self.src.pieces(rank))
-        return sum(_volume(*box) for piece in self.dst.pieces(rank) for box in _overlaps(piece, held[piece.tensor]))
+        if rank not in self.src.layout or rank not in self.dst.layout:
+            return 0
+        return self._tables.kept(self._src_shard(rank), self._dst_shard(rank))
 
 
 def redistribute(src: WeightLayout, dst: WeightLayout, itemsize: int = 4) -> WeightTransfer:
-    """The transfer from `src` to `dst`, at the lower bound of bytes, the same wherever it is computed.
-
-    Each missing box comes from one of the ranks that hold it, by this rule, first difference decides: a rank of the
-    source replica in which the destination rank stands (HybridFlow's micro data-parallel group, arXiv 2409.19256,
-    section 5.3, so that replicas share the load and do not cross); then the rank that has sent least so far; then the
-    nearest rank number.
-    Raises ValueError if the two layouts are of different models.
-    """
+    """The transfer from `src` to `dst`. Raises ValueError if the two layouts are of different models."""
     if (src.shape, src.role) != (dst.shape, dst.role):
         raise ValueError("the two layouts are of different models")
-    holders = _holders(src)
-    sent: dict[int, int] = defaultdict(int)
-    moves = []
-    for piece, rank in _wanted(dst):
-        for (start, stop), ranks in _sources(piece, holders[piece.tensor]):
-            giver = _choose(ranks, rank, src.layout, sent)
-            move = Move(piece.tensor, start, stop, giver, rank)
-            sent[giver] += 0 if move.is_local else move.elements
-            moves.append(move)
-    return WeightTransfer(src, dst, tuple(moves), itemsize)
+    return WeightTransfer(src, dst, itemsize)
 
 
 def zero_redundancy_bytes(train: ModelLayout, tp: int, model_bytes: int) -> float:
@@ -129,60 +187,73 @@ def zero_redundancy_bytes(train: ModelLayout, tp: int, model_bytes: int) -> floa
     return (train.tp * train.pp / tp - 1) / (train.tp * train.pp) * model_bytes
 
 
-def _wanted(dst: WeightLayout) -> Iterator[tuple[Piece, int]]:
-    """Destination pieces, tensor after tensor, so that a transfer in order needs few buffers."""
-    order = {name: i for i, name in enumerate(dst.tensors)}
-    pairs = [(piece, rank) for rank in dst.layout.ranks for piece in dst.pieces(rank)]
-    return iter(sorted(pairs, key=lambda pair: order[pair[0].tensor]))
+class _Tables:
+    """Boxes and numbers of elements by shards. `src`, `dst`: one replica each, whose ranks are its shards."""
+
+    def __init__(self, src: WeightLayout, dst: WeightLayout) -> None:
+        self.src, self.dst = src, dst
+        self._numbers = {name: i for i, name in enumerate(dst.tensors)}
+        self._holders = _holders(src)
+        self._parts: dict[int, tuple[Part, ...]] = {}
+        self._held: dict[int, dict[int, list[Part]]] = {}
+        self.kept = functools.cache(self._count_kept)  # (source shard, destination shard) -> elements in both
+        self.src_elements, self.dst_elements = (functools.cache(functools.partial(_elements, w)) for w in (src, dst))
+
+    def parts(self, shard: int) -> tuple[Part, ...]:
+        if shard not in self._parts:
+            found = [part for piece in self.dst.pieces(shard) for part in self._cut(piece)]
+            self._parts[shard] = tuple(sorted(found, key=lambda part: part.number))
+        return self._parts[shard]
+
+    def held_by(self, shard: int, holder: int) -> list[Part]:
+        """The parts of a destination shard that a source shard holds."""
+        if shard not in self._held:
+            self._held[shard] = defaultdict(list)
+            for part in self.parts(shard):
+                for at in part.holders:
+                    self._held[shard][at].append(part)
+        return self._held[shard].get(holder, [])
+
+    def _cut(self, piece: Piece) -> Iterator[Part]:
+        for (start, stop), shards in self._holders[piece.tensor].items():
+            low, high = tuple(map(max, piece.start, start)), tuple(map(min, piece.stop, stop))
+            if all(a < b for a, b in zip(low, high)):
+                yield Part(piece.tensor, self._numbers[piece.tensor], low, high, shards)
+
+    def _count_kept(self, holder: int, shard: int) -> int:
+        return sum(part.elements for part in self.held_by(shard, holder))
 
 
-def _holders(src: WeightLayout) -> dict[str, dict[Box, list[int]]]:
-    """By tensor and box, the ranks that hold it. Boxes of one tensor are equal or disjoint: that is how layouts cut."""
-    found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank in src.layout.ranks:
-        for piece in src.pieces(rank):
-            found[piece.tensor][piece.start, piece.stop].append(rank)
+_tables = functools.lru_cache(maxsize=16)(_Tables)
+
+
+def _one_replica(weights: WeightLayout) -> WeightLayout:
+    layout = weights.layout
+    return replace(weights, layout=replace(layout, ranks=tuple(range(layout.tp * layout.pp)), dp=1))
+
+
+def _holders(src: WeightLayout) -> dict[str, dict[tuple[Point, Point], tuple[int, ...]]]:
+    """By tensor and box, the shards that hold it. Boxes of one tensor are equal or disjoint: that is how layouts cut."""
+    found: dict[str, dict[tuple[Point, Point], tuple[int, ...]]] = defaultdict(dict)
+    for shard in src.layout.ranks:
+        for piece in src.pieces(shard):
+            boxes = found[piece.tensor]
+            boxes[piece.start, piece.stop] = (*boxes.get((piece.start, piece.stop), ()), shard)
     return found
 
 
-def _sources(piece: Piece, holders: dict[Box, list[int]]) -> Iterator[tuple[Box, list[int]]]:
-    for (start, stop), ranks in holders.items():
-        box = _intersection(piece, start, stop)
-        if box:
-            yield box, ranks
+def _elements(weights: WeightLayout, shard: int) -> int:
+    return sum(piece.elements for piece in weights.pieces(shard))
 
 
-def _choose(holders: Sequence[int], rank: int, layout: ModelLayout, sent: dict[int, int]) -> int:
-    if rank in holders:
-        return rank
-    replica = layout.coordinates(rank).dp if rank in layout else None
-
-    def cost(holder: int) -> tuple:
-        far = replica is not None and layout.coordinates(holder).dp != replica
-        return far, sent[holder], abs(holder - rank), holder
-
-    return min(holders, key=cost)
+def _shard(layout: ModelLayout, rank: int) -> int:
+    at = layout.coordinates(rank)
+    return at.tp + layout.tp * at.pp
 
 
-def _overlaps(piece: Piece, others: Sequence[Piece]) -> Iterator[Box]:
-    for other in others:
-        box = _intersection(piece, other.start, other.stop)
-        if box:
-            yield box
+def _rank(layout: ModelLayout, replica: int, shard: int) -> int:
+    return layout.rank(replica, shard // layout.tp, shard % layout.tp)
 
 
-def _intersection(piece: Piece, start: tuple[int, ...], stop: tuple[int, ...]) -> Box | None:
-    low = tuple(map(max, piece.start, start))
-    high = tuple(map(min, piece.stop, stop))
-    return (low, high) if all(a < b for a, b in zip(low, high)) else None
-
-
-def _by_tensor(pieces: Sequence[Piece]) -> dict[str, list[Piece]]:
-    found: dict[str, list[Piece]] = defaultdict(list)
-    for piece in pieces:
-        found[piece.tensor].append(piece)
-    return found
-
-
-def _volume(start: tuple[int, ...], stop: tuple[int, ...]) -> int:
+def volume(start: Point, stop: Point) -> int:
     return math.prod(b - a for a, b in zip(start, stop))

@@ -6,14 +6,13 @@ they cut; all ranks walk one list of steps, so that each meets its peers in ever
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 from compiler import codec
+from compiler.arrival import arrival_faults
 from compiler.plan import ChangedPlan, Plan
-from compiler.redistribute import WeightTransfer
 from compiler.steps import HOME, UpdateLoop
 from compiler.transitions import weight_transfer
 from compiler.wellformed import all_steps, reference_faults, shape_of, table_faults
@@ -219,35 +218,3 @@ def _weight_faults(plan: Plan) -> Iterator[str]:
         if transfer.total_bytes != step.total_bytes:
             yield f"{where} says {step.total_bytes} bytes, its layouts say {transfer.total_bytes}"
         yield from (f"{where}: {reason}" for reason in arrival_faults(transfer))
-
-
-def arrival_faults(transfer: WeightTransfer) -> Iterator[str]:
-    """Elements of the destination that do not arrive exactly once."""
-    arriving: dict[tuple[int, str], list] = defaultdict(list)
-    for move in transfer.moves:
-        arriving[move.dst_rank, move.tensor].append((move.start, move.stop))
-    for rank in transfer.dst.layout.ranks:
-        wanted: dict[str, int] = defaultdict(int)
-        for piece in transfer.dst.pieces(rank):
-            wanted[piece.tensor] += piece.elements
-        for tensor, elements in wanted.items():
-            boxes = arriving.pop((rank, tensor), [])
-            if sum(map(_volume, boxes)) != elements or _overlap(boxes):
-                yield f"rank {rank} does not get each element of `{tensor}` once"
-    for rank, tensor in arriving:
-        yield f"rank {rank} gets `{tensor}`, which it does not hold"
-
-
-def _volume(box: tuple) -> int:
-    return math.prod(b - a for a, b in zip(*box))
-
-
-def _overlap(boxes: list[tuple]) -> bool:
-    ordered = sorted(boxes)
-    return any(_meet(a, b) for i, a in enumerate(ordered) for b in ordered[i + 1:])
-
-
-def _meet(a: tuple, b: tuple) -> bool:
-    return all(max(p, q) < min(r, s) for p, r, q, s in zip(a[0], a[1], b[0], b[1]))
-
-

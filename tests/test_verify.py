@@ -8,12 +8,12 @@ import random
 
 import pytest
 
+from compiler.arrival import arrival_faults, faults_at
 from compiler.compile import compile_program
 from compiler.plan import LayoutSpec, Named, Plan, UpdateLoop, sealed
-from compiler.redistribute import Move
 from compiler.steps import OptimizerStep, Reshard, TrainStep, Transfer
 from compiler.transitions import weight_transfer
-from compiler.verify import arrival_faults, faults, load_plan, verify_plan, walk
+from compiler.verify import faults, load_plan, verify_plan, walk
 from compiler.wellformed import shape_of
 from rlhf_dsl.diagnostics import DiagnosticError
 from tests.compiling import CLUSTER, shipped
@@ -126,13 +126,12 @@ def test_expressions_must_stand_in_order(plan):
 def test_each_weight_must_arrive_once(plan):
     transfer = weight_transfer(shape_of(plan, "actor"), "policy", plan.layouts, "actor.train", "actor.generate")
     assert list(arrival_faults(transfer)) == []
-    fewer = replace(transfer, moves=transfer.moves[1:])
-    twice = replace(transfer, moves=(*transfer.moves, transfer.moves[0]))
-    move = transfer.moves[0]
-    shifted = replace(transfer, moves=(Move(move.tensor, move.start, move.stop, move.src_rank, 9), *transfer.moves))
-    for wrong in (fewer, twice):
-        assert "does not get each element" in next(arrival_faults(wrong))
-    assert list(arrival_faults(shifted)) == [f"rank 9 gets `{move.tensor}`, which it does not hold"]
+    wanted, moves = transfer.dst.pieces(1), transfer.moves_to(1)
+    assert list(faults_at(wanted, moves)) == []
+    for wrong in (moves[1:], (*moves, moves[0])):
+        assert list(faults_at(wanted, wrong)) == [f"does not get each element of `{moves[0].tensor}` once"]
+    strange = replace(moves[0], tensor="other")
+    assert list(faults_at(wanted, (*moves, strange))) == ["gets `other`, which it does not hold"]
 
 
 # ---- files -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weight_cases import box, local_arrays, model_layouts, numbered, shapes
 
+from compiler.arrival import arrival_faults
 from compiler.layout import ModelLayout, generation_layout, vanilla_generation_layout
 from compiler.redistribute import WeightTransfer, redistribute, zero_redundancy_bytes
 from compiler.shapes import ModelShape
@@ -64,7 +65,7 @@ def test_any_layout_to_any_other(data):
         assert transfer.redundant_bytes(rank) == 2 * len(before - after)
         assert transfer.peak_bytes(rank) == 2 * len(before | after)
     assert transfer.total_bytes == transfer.lower_bound_bytes == sum(map(transfer.bytes_sent, transfer.ranks))
-    assert redistribute(src, dst, itemsize=2) == transfer
+    assert redistribute(src, dst, itemsize=2).moves == transfer.moves
 
 
 @given(st.data())
@@ -145,3 +146,34 @@ def test_a_large_model_plans_quickly():
     transfer = redistribute(src, dst, itemsize=2)
     assert transfer.total_bytes == transfer.lower_bound_bytes
     assert max(map(transfer.redundant_bytes, train.ranks)) == 0
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_is_told_by_shards_is_what_all_moves_add_up_to(data):
+    """Numbers that replicas share, and moves found from either end, against the list of all moves."""
+    shape = data.draw(shapes())
+    engines = [data.draw(st.sampled_from(["megatron", "torch", "disk"])) for _ in range(2)]
+    src, dst = (WeightLayout(shape, "policy", data.draw(model_layouts(shape, engine)), engine) for engine in engines)
+    transfer = redistribute(src, dst, itemsize=1)
+    for rank in transfer.ranks:
+        given_away = [m for m in transfer.moves if m.src_rank == rank]
+        taken = [m for m in transfer.moves if m.dst_rank == rank]
+        assert sorted(transfer.moves_from(rank), key=str) == sorted(given_away, key=str)
+        assert sorted(transfer.moves_to(rank), key=str) == sorted(taken, key=str)
+        assert transfer.bytes_sent(rank) == sum(m.elements for m in given_away if not m.is_local)
+        assert transfer.bytes_received(rank) == sum(m.elements for m in taken if not m.is_local)
+
+
+def test_a_thousand_ranks_look_at_no_more_shards_than_a_replica(monkeypatch):
+    """70 B over 1,024 ranks: what compiling asks for is worked out for the 64 shards of one replica."""
+    shape = ModelShape("llama", hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=32000)
+    looked_at = []
+    held = WeightLayout.pieces
+    monkeypatch.setattr(WeightLayout, "pieces", lambda self, rank: looked_at.append(rank) or held(self, rank))
+    train = ModelLayout(tuple(range(1024)), tp=8, pp=8, dp=16)
+    dst = WeightLayout(shape, "policy", generation_layout(train, 8), "torch")
+    transfer = redistribute(WeightLayout(shape, "policy", train, "megatron"), dst, itemsize=2)
+    assert transfer.total_bytes > 0 == max(map(transfer.redundant_bytes, train.ranks))
+    assert list(arrival_faults(transfer)) == []
+    assert len(looked_at) <= 3 * (64 + 8)
