@@ -37,7 +37,8 @@ _EXAMPLES = {
   rlflowc compile ppo.rlflow --print-after all --time-passes""",
     "explain": """examples:
   rlflowc explain ppo.rlflow --ranks 4
-  rlflowc explain ppo.plan.json --json""",
+  rlflowc explain ppo.plan.json --json
+  rlflowc explain ppo.rlflow --why actor       its layouts and their reasons, its estimates, its memory""",
     "graph": """examples:
   rlflowc graph ppo.rlflow
   rlflowc graph ppo.rlflow --format html -o ppo.html
@@ -158,6 +159,7 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     _overrides(parser)
     _placement(parser)
     _json(parser)
+    parser.add_argument("--why", metavar="NAME", help="why a value, model, layout or step is where it is and costs what it costs")
 
 
 def _graph(parser: argparse.ArgumentParser) -> None:

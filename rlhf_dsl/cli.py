@@ -22,7 +22,7 @@ _COMMANDS = {
     "help": "rlhf_dsl.commands.explain_code:help_command",
     "ops": "rlhf_dsl.commands.ops:ops_command",
     "compile": "compiler.commands:compile_command",
-    "explain": "compiler.commands:explain_command",
+    "explain": "compiler.reading.commands:explain_command",
     "graph": "compiler.graph:graph_command",
     "run": "runtime.commands:run_command",
     "resume": "runtime.resume:resume_command",

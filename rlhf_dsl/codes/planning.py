@@ -101,4 +101,9 @@ CODES: tuple[Code, ...] = (
         "changed by hand, by a merge or on its way here is refused, even where the change would make sense.",
         "compile the program again; what a plan decides is asked for in `plan:`, in `run:` or with `-s`", status=2,
     ),
+    Code(
+        "P0301", "nothing in the plan is called `{name}`",
+        "`--why` takes the name of a model, a layout such as `actor.train`, a value, or a step as `rlflowc explain` "
+        "prints it.", status=2,
+    ),
 )

@@ -1,0 +1,35 @@
+"""What `rlflowc explain` prints beside the plan itself."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from compiler.commands import cluster_of, compile_file, is_plan
+from compiler.commands import explain_command as explain_plan_command
+from compiler.plan import Plan
+from compiler.reading.why import why, why_json, why_text
+from compiler.verify import load_plan
+from rlhf_dsl.diagnostics import fault
+from rlhf_dsl.terminal import put_json
+
+
+def explain_command(args: Namespace) -> int:
+    """The whole plan, or what `--why` asks of it."""
+    if args.why is None:
+        return explain_plan_command(args)
+    answer = why(plan_of(args, args.program), cluster_of(args), args.why)
+    if args.json:
+        put_json(why_json(answer))
+    else:
+        print(why_text(answer), end="")
+    return 0
+
+
+def plan_of(args: Namespace, path: str) -> Plan:
+    """The plan in a file, or that of a program on `--ranks` of `--cluster`."""
+    if not is_plan(path):
+        return compile_file(Namespace(**{**vars(args), "program": path}), args.ranks)[0]
+    if args.set:
+        raise fault("R0156", option="-s")
+    return load_plan(Path(path))

@@ -1,0 +1,125 @@
+"""`rlflowc explain --why`: the reasons it gives are those of the plan and of the cost model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from compiler.compile import compile_program
+from compiler.cost import CostModel
+from compiler.plan import Plan
+from compiler.reading.bounds import bounds_of
+from compiler.reading.tables import Tables, rows_of, title_of
+from compiler.reading.why import why, why_json, why_text
+from compiler.verify import walk
+from rlhf_dsl.cli import main
+from rlhf_dsl.diagnostics import DiagnosticError
+from tests.compiling import CLUSTER, compiled, model_folder, shipped
+from tests.test_explain import PPO
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Plan:
+    return compiled(tmp_path_factory.mktemp("why"), PPO, 4)
+
+
+def facts(plan: Plan, name: str) -> dict[str, list[str]]:
+    return why_json(why(plan, CLUSTER, name))["facts"]
+
+
+def test_a_value_is_explained_from_its_line_to_its_readers(plan):
+    found = facts(plan, "kl")
+    line = next(n for n, text in plan.program.lines.items() if text.strip().startswith("kl "))
+    assert found[f"line {line}"] == ["kl       = logp_old - ref.logprobs(y)"]
+    assert found["made by"] == ["equation kl, at home on ranks 0-3"]
+    assert found["reads"] == ["logp_old, ref.logprobs(y)"]
+    assert [reader.split(" (")[0] for reader in found["read by"]] == ["equation r", "metric kl"]
+
+
+def test_a_constraint_is_named_with_its_line(plan):
+    line = next(n for n, text in plan.program.lines.items() if "actor.train: parallel" in text)
+    assert facts(plan, "actor.train")["because"] == [
+        f"line {line} asks for it: actor.train: parallel(tp=2, pp=2)"]
+    assert facts(plan, "ref.forward")["because"] == ["`plan:` leaves it open: data parallelism over 4 ranks"]
+    assert any("parallel(pp=2)" in reason for reason in facts(plan, "critic")["because"])
+
+
+def test_a_model_says_where_its_time_and_memory_go(plan):
+    found, costs = facts(plan, "actor"), CostModel(plan, CLUSTER)
+    assert found["devices"] == ["ranks 0-3, shared with ref, critic, reward"]
+    assert found["layouts"] == ["actor.train tp2 pp2 dp1", "actor.generate tp1 pp1 dp4"]
+    text = why_text(why(plan, CLUSTER, "actor"))
+    steps = [line for line in text.splitlines() if "update/train actor" in line]
+    train = next(r for r in rows_of(plan) if r.title == "update/train actor")
+    share = train.times * costs.seconds(train.step, train.part) / sum(map(costs.seconds, plan.steps))
+    assert len(steps) == 1 and f"{share:.1%}".replace("%", " %") in steps[0]
+
+
+def test_the_bound_that_decides_is_the_longest(plan):
+    costs = CostModel(plan, CLUSTER)
+    for row in rows_of(plan):
+        bounds = bounds_of(costs, row.step, row.part)
+        assert [b.seconds for b in bounds] == sorted((b.seconds for b in bounds), reverse=True)
+        if bounds and row.step.op != "update":
+            assert costs.seconds(row.step, row.part) >= 0.999 * bounds[0].seconds, row.title
+
+
+def test_the_work_of_a_forward_is_counted(plan):
+    costs = CostModel(plan, CLUSTER)
+    row = next(r for r in rows_of(plan) if r.step.op == "forward" and r.step.model == "ref")
+    bound = next(b for b in bounds_of(costs, row.step) if b.kind == "computing")
+    assert bound.seconds == pytest.approx(2 * costs.parameters["ref"] * 8 * (64 + 16) / 4 / CLUSTER.device.flops)
+    assert facts(plan, "ref.logprobs(y)")["decides"][0].startswith("computing")
+
+
+def test_a_transfer_says_for_whom_it_moves(plan):
+    found = facts(plan, "transfer y to ref.forward")
+    assert found["moves"][1:] == ["y, for forward ref.logprobs(y)"]
+    costs = CostModel(plan, CLUSTER)
+    moved = costs.moved(next(r.step for r in rows_of(plan) if r.title == "transfer y to ref.forward"))
+    assert f"{moved.total / 1e3:.1f} kB in all" in found["moves"][0]
+
+
+def test_readers_are_the_other_side_of_inputs(plan):
+    tables = Tables(plan)
+    for row in tables.rows:
+        for expr in tables.inputs(row.step):
+            if row.step.op != "transfer" and expr in tables.names:
+                readers = [id(r.step) for r in tables.readers(expr)]
+                assert id(row.step) in readers or row in tables.makers(expr), (row.title, tables.names[expr])
+
+
+def test_a_name_of_one_section_needs_no_section(tmp_path):
+    plan = compile_program(shipped(tmp_path, "ppo"), CLUSTER, 2)
+    assert facts(plan, "ratio") == facts(plan, "update/ratio")
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "dpo", "vapo", "distill", "safe_rlhf"])
+def test_everything_in_a_plan_has_a_reason(tmp_path, name):
+    plan = compile_program(shipped(tmp_path, name), CLUSTER, 2)
+    for known in (*plan.models, *plan.layouts, *Tables(plan).values, *map(title_of, walk(plan))):
+        text = why_text(why(plan, CLUSTER, known))
+        assert text.startswith(known.split("/")[-1]) or text.startswith(known), known
+        assert all(len(line) < 200 for line in text.splitlines())
+
+
+def test_an_unknown_name_is_a_diagnostic(plan):
+    with pytest.raises(DiagnosticError) as caught:
+        why(plan, CLUSTER, "critc")
+    found = caught.value.diagnostics[0]
+    assert (found.code, found.help, caught.value.exit_code) == ("P0301", "did you mean `critic`?", 2)
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    model_folder(tmp_path / "model")
+    (tmp_path / "p.rlflow").write_text(PPO.replace("MODEL", "model"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["compile", "p.rlflow", "--ranks", "4", "-o", "p.plan.json"]) == 0
+    capsys.readouterr()
+    for arguments in (["p.rlflow", "--ranks", "4"], ["p.plan.json"]):
+        assert main(["explain", *arguments, "--why", "critic.train", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["format"], found["kind"], found["name"]) == ("rlflow.why/1", "layout", "critic.train")
+    assert main(["explain", "p.plan.json", "--why", "kl", "-s", "b=4"]) == 2
+    assert "R0156" in capsys.readouterr().err
