@@ -8,25 +8,40 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Optional, Union
 
 from rlhf_dsl.diagnostics import did_you_mean, fault, listing
 
 ROLES = ("policy", "value", "scorer")
-ROPE_TYPES = ("default", "linear", "llama3")
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+ROPE_TYPES = {"default": (), "linear": ("factor",), "llama3": LLAMA3}  # and the numbers that each needs
+UNFOLLOWED = ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config")
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a `model_type` fixes beside its config; `architecture` is the stem of its classes in transformers."""
+    """What a `model_type` fixes beside its config.
+
+    architecture: the stem of its classes in transformers
+    windowed: `sliding_window` holds in every layer
+    defaults: what these assume of settings that a config leaves out, where families differ
+    """
 
     architecture: str
     qkv_bias: bool = False
+    qk_norm: bool = False
+    windowed: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-FAMILIES: dict[str, Family] = {"llama": Family("Llama"), "qwen2": Family("Qwen2", qkv_bias=True)}
+FAMILIES: dict[str, Family] = {
+    "llama": Family("Llama"),
+    "qwen2": Family("Qwen2", qkv_bias=True),
+    "qwen3": Family("Qwen3", qk_norm=True, defaults={"head_dim": 128}),
+    "mistral": Family("Mistral", windowed=True, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,9 @@ class ModelShape:
     """Sizes of a Llama-like transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
     hidden, ffn: widths; heads, kv_heads: query and key/value heads of width head_dim; vocab: rows of the embedding
-    tied: the output head is the embedding; qkv_bias: q, k and v have a bias
+    tied: the output head is the embedding; qkv_bias: q, k and v have a bias; qk_norm: an RMSNorm over the width of each
+    query and key head precedes their rotation
+    window: how many tokens, itself included, a token attends to at most; 0 = all that precede it
     rope_scaling: items of the scaling's parameters, sorted, "rope_type" among them; None for plain rotary positions
     max_positions: the longest context; eos: the tokens that end a response; bos, pad: token ids or None
     """
@@ -56,6 +73,8 @@ class ModelShape:
     eos: tuple[int, ...] = ()
     bos: Optional[int] = None
     pad: Optional[int] = None
+    qk_norm: bool = False
+    window: int = 0
 
     @property
     def queries_per_group(self) -> int:
@@ -93,6 +112,8 @@ def tensors(shape: ModelShape, role: str) -> dict[str, tuple[int, ...]]:
             found[f"{layer}self_attn.{name}_proj.weight"] = (rows, shape.hidden)
             if shape.qkv_bias:
                 found[f"{layer}self_attn.{name}_proj.bias"] = (rows,)
+        for name in "qk" if shape.qk_norm else "":
+            found[f"{layer}self_attn.{name}_norm.weight"] = (shape.head_dim,)
         found[layer + "self_attn.o_proj.weight"] = (shape.hidden, query)
         found[layer + "mlp.gate_proj.weight"] = (shape.ffn, shape.hidden)
         found[layer + "mlp.up_proj.weight"] = (shape.ffn, shape.hidden)
@@ -120,12 +141,14 @@ def _shape(config: Mapping[str, Any], eos: Any, place: str) -> ModelShape:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise fault("R0132", place=place, what=f"model_type `{family}`", help=did_you_mean(str(family), FAMILIES))
+    facts = FAMILIES[family]
+    config = {**facts.defaults, **config}
     _refuse_variants(config, place)
     try:
         return ModelShape(
             family=family, **_sizes(config), tied=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=FAMILIES[family].qkv_bias, norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            **_rope(config, place), max_positions=int(config.get("max_position_embeddings", 2048)),
+            qkv_bias=facts.qkv_bias, qk_norm=facts.qk_norm, norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            **_rope(config, place), **_reach(config, facts.windowed),
             eos=tuple(dict.fromkeys(_ids(eos))), bos=config.get("bos_token_id"), pad=config.get("pad_token_id"),
         )
     except KeyError as missing:
@@ -151,6 +174,13 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
+def _reach(config: Mapping[str, Any], windowed: bool) -> dict[str, int]:
+    """The longest context, and the window where it is shorter."""
+    context = int(config.get("max_position_embeddings", 2048))
+    window = int(config.get("sliding_window") or 0) if windowed else 0
+    return {"max_positions": context, "window": window if window < context else 0}
+
+
 def _rope(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling` from `rope_parameters`, else from the older pair of fields."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -159,14 +189,20 @@ def _rope(config: Mapping[str, Any], place: str) -> dict[str, Any]:
     kind = scaling.setdefault("rope_type", kind or "default")
     if kind not in ROPE_TYPES:
         raise fault("R0132", place=place, what=f"rope_type `{kind}`", help=f"supported are {listing(ROPE_TYPES)}")
+    for name in ROPE_TYPES[kind]:
+        scaling[name] = float(scaling[name])
     return {"rope_theta": theta, "rope_scaling": None if kind == "default" else tuple(sorted(scaling.items()))}
 
 
 def _refuse_variants(config: Mapping[str, Any], place: str) -> None:
     """Settings that would change what the model computes, and that no engine here follows."""
-    for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
+    for name in UNFOLLOWED:
         if config.get(name):
-            raise fault("R0132", place=place, what=f"`{name}`: true")
+            raise fault("R0132", place=place, what=f"`{name}`" + (": true" if config[name] is True else ""))
+    if set(config.get("layer_types") or ()) - {"full_attention"}:
+        raise fault("R0132", place=place, what="`layer_types` other than `full_attention`")
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise fault("R0132", place=place, what="`partial_rotary_factor` other than 1")
     if config.get("hidden_act", "silu") != "silu":
         raise fault("R0132", place=place, what=f"hidden_act `{config['hidden_act']}`", help="supported is `silu`")
 

@@ -199,6 +199,9 @@ class _Forms:
     def qkv_kinds(self) -> tuple[str, ...]:
         return ("weight", "bias") if self.shape.qkv_bias else ("weight",)
 
+    def normed_heads(self) -> str:
+        return "qk" if self.shape.qk_norm else ""
+
     def head(self, local: str, role: str) -> None:
         if role != "policy":
             self.cut.whole(local, SCORE)
@@ -216,6 +219,8 @@ class _Megatron(_Forms):
         self.cut.columns(name + "self_attention.linear_proj.weight", layer + "self_attn.o_proj.weight", self.t, self.tp)
         for kind in self.qkv_kinds():
             self.cut.rows(f"{name}self_attention.linear_qkv.{kind}", self.qkv(f"{layer}self_attn.", kind))
+        for head in self.normed_heads():
+            self.cut.whole(f"{name}self_attention.{head}_layernorm.weight", f"{layer}self_attn.{head}_norm.weight")
         self.cut.whole(name + "pre_mlp_layernorm.weight", layer + "post_attention_layernorm.weight")
         gate_up = [self.shard(f"{layer}mlp.{half}_proj.weight") for half in ("gate", "up")]
         self.cut.rows(name + "mlp.linear_fc1.weight", gate_up)
@@ -251,6 +256,8 @@ class _Torch(_Forms):
         self.cut.whole(name + "attention_norm.weight", layer + "input_layernorm.weight")
         for kind in self.qkv_kinds():
             self.cut.rows(f"{name}qkv.{kind}", self.qkv(f"{layer}self_attn.", kind))
+        for head in self.normed_heads():
+            self.cut.whole(f"{name}{head}_norm.weight", f"{layer}self_attn.{head}_norm.weight")
         self.cut.columns(name + "out.weight", layer + "self_attn.o_proj.weight", self.t, self.tp)
         self.cut.whole(name + "mlp_norm.weight", layer + "post_attention_layernorm.weight")
         gate_up = [self.shard(f"{layer}mlp.{half}_proj.weight") for half in ("gate", "up")]

@@ -12,6 +12,7 @@ from compiler.shapes import ModelShape, tensors
 from compiler.weights import SCORE
 from rlhf_dsl.diagnostics import fault
 
+LAYERS, BUFFERS = "model.layers.", (".inv_freq", ".masked_bias")  # older folders store what is computed
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -50,9 +51,13 @@ class WeightFiles:
         return whole
 
     def check(self, shape: ModelShape, role: str) -> None:
-        """Raises what reading all weights of the model would raise; reads headers only."""
-        for tensor, size in tensors(shape, role).items():
+        """Raises what reading all weights of the model would raise, and R0137; reads headers only."""
+        described = tensors(shape, role)
+        for tensor, size in described.items():
             self.slice(tensor, size)
+        for tensor in self._files:
+            if tensor.startswith(LAYERS) and tensor not in described and not tensor.endswith(BUFFERS):
+                raise fault("R0137", place=str(self.path), tensor=tensor)
 
     def _open(self, file: str) -> Any:
         if file not in self._open_files:

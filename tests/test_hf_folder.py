@@ -13,6 +13,7 @@ from compiler.shapes import shape_from_config, tensors
 from compiler.weights import WeightLayout
 from rlhf_dsl.diagnostics import DiagnosticError
 from runtime.hf_folder import HFFolder, config_for_role, read_config, write_folder
+from runtime.weight_files import WeightFiles
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -104,6 +105,17 @@ def test_faults(tmp_path):
     assert (_fault(folder).code, "[17]" in _fault(folder).message) == ("R0136", True)
     (folder / "model.safetensors").write_bytes(b"\x40")
     assert _fault(folder).code == "R0134"
+
+
+def test_weights_that_the_config_does_not_describe(tmp_path):
+    folder = tmp_path / "m"
+    write_folder(folder, CONFIG, _weights())
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.zeros(2)}, folder / "model.safetensors")
+    WeightFiles(folder).check(SHAPE, "policy")
+    save_file(weights | {"model.layers.2.input_layernorm.weight": torch.zeros(16)}, folder / "model.safetensors")
+    with pytest.raises(DiagnosticError, match="R0137.*layers.2"):
+        WeightFiles(folder).check(SHAPE, "policy")
 
 
 def test_faults_of_an_index(tmp_path):

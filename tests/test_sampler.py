@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from compiler.layout import ModelLayout
 from compiler.shapes import shape_from_config
@@ -25,6 +25,8 @@ CONFIGS = {
     "llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
     "linear": LlamaConfig(**SIZES, rope_parameters=LINEAR),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "mistral": MistralConfig(**SIZES, sliding_window=5),
 }
 PROMPTS = [torch.tensor(p) for p in ([1, 5, 6], [1], [1, 9, 8, 7, 6, 5, 4], [1, 5, 6, 7], [3, 3])]
 ROWS = np.array([7, 0, 12, 3, 2 ** 40])
@@ -39,7 +41,7 @@ def build(name):
     """(Hugging Face model, engine with its weights)."""
     torch.manual_seed(0)
     config = CONFIGS[name]
-    model = (Qwen2ForCausalLM if name == "qwen2" else LlamaForCausalLM)(config).eval()
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     for key, value in model.named_parameters():
         if key.endswith("bias") or "norm" in key:
             torch.nn.init.normal_(value, 1.0 if "norm" in key else 0.0, 0.2)
@@ -111,7 +113,8 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name, case", [("llama", case) for case in OPTIONS] + [
-    ("qwen2", "plain"), ("qwen2", "greedy"), ("llama3", "context"), ("linear", "plain")])
+    ("qwen2", "plain"), ("qwen2", "greedy"), ("llama3", "context"), ("linear", "plain"),
+    ("qwen3", "plain"), ("qwen3", "greedy"), ("mistral", "plain"), ("mistral", "context")])
 def test_equals_the_definition(name, case):
     model, engine = build(name)
     options = OPTIONS[case]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from compiler.shapes import ModelShape
+from compiler.shapes import FAMILIES, ModelShape
 from rlhf_dsl.diagnostics import did_you_mean, fault
 
 PREFIX = "catalog:"
@@ -55,7 +55,7 @@ def model_shape(name: str) -> ModelShape:
         raise fault("P0112", model=key, help=did_you_mean(key, _MODELS))
     family, hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied, positions = _MODELS[key]
     return ModelShape(family, hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied=tied,
-                      qkv_bias=family == "qwen2", max_positions=positions)
+                      qkv_bias=FAMILIES[family].qkv_bias, qk_norm=FAMILIES[family].qk_norm, max_positions=positions)
 
 
 def model_names() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ CODES: tuple[Code, ...] = (
     Code(
         "R0132", "{what} is not supported",
         "The engines compute Llama-like models; a setting that they would silently ignore is refused.",
-        "take a Llama or Qwen2 model whose config has no such setting", status=2,
+        "take a model of the families llama, qwen2, qwen3 or mistral whose config has no such setting", status=2,
     ),
     Code(
         "R0133", "the model folder holds no weights",
@@ -36,6 +36,11 @@ CODES: tuple[Code, ...] = (
     Code(
         "R0136", "tensor `{tensor}` has shape {found}, the config says {expected}",
         "The config and the weights describe models of different sizes.",
+        "the weights belong to another config; fetch or write the folder again", status=2,
+    ),
+    Code(
+        "R0137", "tensor `{tensor}` is in no layer that the config describes",
+        "A folder whose layers hold more than its config says is of another model, and would compute something else.",
         "the weights belong to another config; fetch or write the folder again", status=2,
     ),
     Code(

@@ -17,11 +17,11 @@ from compiler.layout import ModelLayout
 from compiler.shapes import ModelShape
 from compiler.weights import WeightLayout
 from runtime.engines.base import AdamW, Call, Objective
-from runtime.engines.megatron_attention import rotary_frequencies
 from runtime.engines.megatron_batch import MicroBatch, Reading, Rotary, pack
 from runtime.engines.megatron_model import Trunk, using
 from runtime.engines.megatron_optim import MegatronAdamW
 from runtime.engines.megatron_vocabulary import logprobs_and_entropy
+from runtime.engines.positions import rotary_frequencies
 from runtime.hf_folder import HFFolder
 from runtime.meshes import Mesh
 from runtime.sequences import Sequences
@@ -84,7 +84,7 @@ class MegatronEngine:
 
     def _run(self, calls: Sequence[Mapping[str, Call]], finish, **mode: bool) -> list[dict[str, Tensor]]:
         """Megatron's schedule over all micro-batches; the last stage calls finish(i, micro-batch, hidden) for each."""
-        batches = [pack(each, self._rotary, self._device) for each in calls]
+        batches = [pack(each, self._rotary, self.shape.window, self._device) for each in calls]
         shapes = [(batch.tokens.numel(), 1, self.shape.hidden) for batch in batches]
 
         def forward_step(iterator: Iterator[tuple[int, MicroBatch]], model) -> tuple[Tensor, object]:

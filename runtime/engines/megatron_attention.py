@@ -2,14 +2,14 @@
 
 Everything but attention treats tokens one by one, so a micro-batch stays packed, [tokens, 1, hidden], from the
 embedding to the head. Only here queries, keys and values are laid out as a padded grid, [rows, longest], for torch's
-fused kernel. Rows are padded at their end: under a causal mask no real token sees padding, so no other mask is needed.
+fused kernel. Rows are padded at their end: under a causal mask no real token sees padding. No other mask is needed,
+unless a sliding window cuts off what is far.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional
+from typing import Any, Optional
 
 from runtime.engines import megatron_cpu  # noqa: F401  must precede megatron.core
 
@@ -18,8 +18,6 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from compiler.shapes import ModelShape
-
 
 @dataclass
 class PackedRows(PackedSeqParams):
@@ -27,6 +25,7 @@ class PackedRows(PackedSeqParams):
 
     slots: int64 [tokens], the place of each token in the flattened grid of rows × longest
     cos, sin: f32 [tokens, 1, head_dim / 2], rotation of each token's position
+    mask: bool [longest, longest], which keys a query sees; None: all up to its own
     """
 
     rows: int = 0
@@ -34,6 +33,7 @@ class PackedRows(PackedSeqParams):
     slots: Optional[Tensor] = None
     cos: Optional[Tensor] = None
     sin: Optional[Tensor] = None
+    mask: Optional[Tensor] = None
 
 
 class PackedAttention(torch.nn.Module):
@@ -52,7 +52,7 @@ class PackedAttention(torch.nn.Module):
         key = _Rotate.apply(key, packed.cos, packed.sin)
         grid = F.scaled_dot_product_attention(
             *(self._pad(x, packed) for x in (query, key, value)),
-            is_causal=True, scale=self.scale, enable_gqa=query.shape[1] != key.shape[1],
+            attn_mask=packed.mask, is_causal=packed.mask is None, scale=self.scale, enable_gqa=query.shape[1] != key.shape[1],
         )
         flat = grid.transpose(1, 2).reshape(packed.rows * packed.longest, -1)
         return _Unpad.apply(flat, packed.slots).unsqueeze(1)
@@ -119,22 +119,3 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     torch.mul(real, cos, out=out_real).addcmul_(imaginary, sin, value=-1)
     torch.mul(imaginary, cos, out=out_imaginary).addcmul_(real, sin)
     return out
-
-
-def rotary_frequencies(shape: ModelShape) -> Tensor:
-    """f32 [head_dim / 2]: radians per position of each pair, theta^(-2i / head_dim), scaled as `rope_scaling` says."""
-    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-    plain = 1.0 / shape.rope_theta**exponents
-    scaling = dict(shape.rope_scaling or {})
-    kind = scaling.get("rope_type", "default")
-    if kind == "linear":
-        return plain / scaling["factor"]
-    return _llama3(plain, scaling) if kind == "llama3" else plain
-
-
-def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
-    """Llama 3.1's scaling: long waves are slowed by `factor`, short ones kept, those between interpolated."""
-    low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
-    turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)  # in the original context
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * plain / factor + kept * plain

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.engines.base import SITES, Call
 from runtime.engines.megatron_attention import PackedRows
+from runtime.engines.positions import window_mask
 from runtime.sequences import Sequences
 
 
@@ -53,8 +54,11 @@ class Rotary:
         self._cos, self._sin = angles.cos(), angles.sin()
 
 
-def pack(calls: Mapping[str, Call], rotary: Rotary, device: torch.device) -> MicroBatch:
-    """Batches that several calls share go through the model once. Without any row there is one dummy token, unread."""
+def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.device) -> MicroBatch:
+    """Batches that several calls share go through the model once. Without any row there is one dummy token, unread.
+
+    window: of `ModelShape`
+    """
     batches = {id(call.batch): call.batch for call in calls.values() if len(call.batch)}
     joined = Sequences.concat([*batches.values()]) if batches else _dummy()
     row = torch.repeat_interleave(torch.arange(len(joined)), joined.lengths)
@@ -62,7 +66,8 @@ def pack(calls: Mapping[str, Call], rotary: Rotary, device: torch.device) -> Mic
     longest = int(joined.lengths.max())
     cos, sin = rotary(positions.to(device), longest)
     slots = (row * longest + positions).to(device)
-    packed = PackedRows(qkv_format="thd", rows=len(joined), longest=longest, slots=slots, cos=cos, sin=sin)
+    mask = window_mask(window, longest, device)
+    packed = PackedRows(qkv_format="thd", rows=len(joined), longest=longest, slots=slots, cos=cos, sin=sin, mask=mask)
     tokens = joined.tokens.to(device)
     return MicroBatch(tokens.unsqueeze(0), packed, _readings(calls, batches, tokens))
 

@@ -87,10 +87,13 @@ class Trunk(GPTModel):
 
 def _layers(config: TransformerConfig, groups: LayoutGroups) -> TransformerBlockSubmodules:
     """Megatron's own layers with our attention and, on a CPU, our norm."""
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     layer.submodules.self_attention.submodules.core_attention = PackedAttention
     norm = WrappedTorchNorm if torch.cuda.is_available() else RMSNorm
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+    if config.qk_layernorm:
+        attention = layer.submodules.self_attention.submodules
+        attention.q_layernorm = attention.k_layernorm = norm
     here = get_num_layers_to_build(config, pp_rank=groups.at.pp)
     return TransformerBlockSubmodules(layer_specs=[layer] * here, layer_norm=norm)
 
@@ -115,6 +118,7 @@ def transformer_config(shape: ModelShape, groups: LayoutGroups, dtype: torch.dty
         num_attention_heads=shape.heads, num_query_groups=shape.kv_heads,
         normalization="RMSNorm", layernorm_epsilon=shape.norm_eps, gated_linear_unit=True,
         activation_func=torch.nn.functional.silu, add_bias_linear=False, add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
         hidden_dropout=0.0, attention_dropout=0.0,
         bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, apply_rope_fusion=False,
         gradient_accumulation_fusion=False, persist_layer_norm=False, cross_entropy_loss_fusion=False,

@@ -6,7 +6,6 @@ s slots of the cache, c its capacity in tokens. A row lives in one slot; its tok
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Optional
 
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from compiler.shapes import ModelShape
+from runtime.engines.positions import rotary_frequencies, window_mask
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class _Layer:
     attention_norm: Tensor
     qkv: Tensor
     qkv_bias: Optional[Tensor]
+    q_norm: Optional[Tensor]
+    k_norm: Optional[Tensor]
     out: Tensor
     mlp_norm: Tensor
     gate_up: Tensor
@@ -86,12 +88,14 @@ class SamplerModel:
         which = torch.repeat_interleave(torch.arange(n, device=self.device), samples)
         slots = slice(first, first + which.numel())
         rotary = tuple(table[:p].repeat(n, 1, 1) for table in self._rotary(p))
+        near = window_mask(self.shape.window, p, self.device)
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.view(n, p, -1, self.shape.head_dim).transpose(1, 2) for x in (q, k, v))
             cache.keys[i][slots, :, :p], cache.values[i][slots, :, :p] = k[which], v[which]
             # Causality hides the filling after a prompt from its tokens.
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=near, is_causal=near is None, enable_gqa=True)
+            return mixed.transpose(1, 2)
 
         hidden = self._trunk(tokens.flatten(), rotary, attend)
         last = torch.arange(n, device=self.device) * p + lengths - 1
@@ -102,10 +106,10 @@ class SamplerModel:
 
         tokens, positions: int64 [n]; the places before `positions` are already in the cache
         """
-        n = tokens.numel()
-        end, mask = int(positions.max()) + 1, None
-        if int(positions.min()) + 1 < end:
-            mask = (torch.arange(end) <= positions[:, None])[:, None, None].to(self.device)  # the places a row has
+        n, end, window, mask = tokens.numel(), int(positions.max()) + 1, self.shape.window or self.shape.max_positions, None
+        if int(positions.min()) + 1 < end or window < end:  # else every row sees every place
+            behind = positions[:, None] - torch.arange(end)
+            mask = ((behind >= 0) & (behind < window))[:, None, None].to(self.device)
         tokens, positions = tokens.to(self.device), positions.to(self.device)
         slots = torch.arange(n, device=self.device)
         rotary = tuple(table[positions] for table in self._rotary(end))
@@ -125,7 +129,7 @@ class SamplerModel:
         for i, layer in enumerate(self.layers):
             qkv = F.linear(self._normed(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
             qkv = qkv.view(-1, turned + self.kv_heads, self.shape.head_dim)
-            qk, v = rotate(qkv[:, :turned], *rotary), qkv[:, turned:]
+            qk, v = rotate(self._normed_heads(qkv[:, :turned], layer), *rotary), qkv[:, turned:]
             mixed = attend(i, qk[:, :self.heads], qk[:, self.heads:], v)
             hidden = hidden + self._summed(F.linear(mixed.reshape(tokens.numel(), -1), layer.out))
             gate, up = F.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
@@ -152,6 +156,13 @@ class SamplerModel:
         wide = x.float()
         return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.shape.norm_eps)).to(x.dtype)
 
+    def _normed_heads(self, qk: Tensor, layer: _Layer) -> Tensor:
+        """Query heads, then key heads, [m, heads, d]."""
+        if layer.q_norm is None:
+            return qk
+        weight = torch.cat([layer.q_norm.expand(self.heads, -1), layer.k_norm.expand(self.kv_heads, -1)])
+        return self._normed(qk, weight)
+
     def _summed(self, x: Tensor) -> Tensor:
         if self.tp > 1:
             dist.all_reduce(x, group=self.group)
@@ -172,31 +183,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotary_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:
     """cos and sin of position times frequency, f32 [length, 1, d]; the first half of sin is negated for `rotate`."""
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * _frequencies(shape)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * rotary_frequencies(shape)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
-
-
-def _frequencies(shape: ModelShape) -> Tensor:
-    """f32 [d/2]: theta^(-2i/d), scaled as `rope_scaling` says: "linear" (all by 1/factor) or "llama3"."""
-    exponent = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
-    plain = 1.0 / shape.rope_theta ** exponent
-    scaling = dict(shape.rope_scaling or {})
-    if not scaling:
-        return plain
-    slow = plain / scaling["factor"]
-    if scaling["rope_type"] == "linear":
-        return slow
-    # Llama 3.1: wavelengths beyond the original context are stretched, short ones kept, those between interpolated.
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] / (2 * math.pi / plain)
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - share) * slow + share * plain
 
 
 def _layer(weights: dict[str, Tensor], i: int) -> _Layer:
     name = f"layers.{i}."
     return _Layer(
         weights[name + "attention_norm.weight"], weights[name + "qkv.weight"], weights.get(name + "qkv.bias"),
+        weights.get(name + "q_norm.weight"), weights.get(name + "k_norm.weight"),
         weights[name + "out.weight"], weights[name + "mlp_norm.weight"], weights[name + "gate_up.weight"],
         weights[name + "down.weight"])

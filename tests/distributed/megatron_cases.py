@@ -15,20 +15,26 @@ from typing import Mapping, Optional
 
 import torch
 from mpi4py import MPI
+from safetensors.torch import load_file
 from torch import Tensor
 
-from compiler.layout import ModelLayout
-from compiler.shapes import ModelShape, shape_from_config
-from compiler.weights import pieces
+from compiler.layout import ModelLayout, generation_layout
+from compiler.redistribute import redistribute
+from compiler.shapes import FAMILIES, ModelShape, shape_from_config
+from compiler.weights import WeightLayout, pieces
 from runtime import meshes
 from runtime.engines.base import OPERATIONS, SITES, AdamW, Call
 from runtime.engines.megatron import MegatronEngine
-from runtime.hf_folder import HFFolder
+from runtime.engines.sampler import SamplerEngine
+from runtime.engines.sampling import SamplingOptions
+from runtime.hf_folder import HFFolder, config_for_role, read_config, write_folder
 from runtime.sequences import Sequences
+from runtime.transfer import WeightMover
 
 comm = MPI.COMM_WORLD
 TP2_DP2, PP2_DP2, TP2_PP2 = (ModelLayout((0, 1, 2, 3), *degrees) for degrees in ((2, 1, 2), (1, 2, 2), (2, 2, 1)))
 TP2, PP2 = ModelLayout((0, 1), 2, 1, 1), ModelLayout((0, 1), 1, 2, 1)
+SAMPLING = generation_layout(TP2_DP2, 2)
 TEMPERATURE = 0.7
 LEARNING_RATE, STEPS = 1e-3, 2
 OPTIMIZER = AdamW(betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, max_grad_norm=0.5)
@@ -36,6 +42,7 @@ SIZES = dict(
     hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
     vocab_size=67, max_position_embeddings=128, rms_norm_eps=1e-5,
 )
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 LLAMA3 = {
     "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
@@ -72,6 +79,12 @@ SCENARIOS = (
     Scenario("llama scorer, llama3 rope", "llama", "scorer", {"rope_theta": 1e4, "rope_scaling": LLAMA3}),
     Scenario("llama policy, 1 kv head", "llama", "policy", {"num_key_value_heads": 1}),
     Scenario("llama policy, 3 layers", "llama", "policy", {"num_hidden_layers": 3}),
+    Scenario("llama policy, tied, linear rope", "llama", "policy", {"tie_word_embeddings": True, "rope_scaling": LINEAR}),
+    Scenario("qwen3 policy", "qwen3", "policy", {"head_dim": 16, "rope_theta": 1e6}),
+    Scenario("qwen3 value, 1 kv head", "qwen3", "value", {"head_dim": 16, "num_key_value_heads": 1}),
+    Scenario("qwen2 scorer", "qwen2", "scorer", {}),
+    Scenario("mistral policy, window", "mistral", "policy", {"sliding_window": 5, "head_dim": 12}),
+    Scenario("mistral scorer", "mistral", "scorer", {"sliding_window": 4096}),
 )
 
 
@@ -112,7 +125,7 @@ def row_loss(outputs: Mapping[str, Tensor], first: int, lengths: Tensor) -> Tens
 
 def reference(scenario: Scenario, batch: Sequences, folder: str) -> Expected:
     model = hf_model(scenario)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="1GB" if scenario is SCENARIOS[0] else "20KB")
     with torch.no_grad():
         results = hf_outputs(model, scenario, batch)
     decayed = [p for p in model.parameters() if p.dim() > 1]
@@ -134,7 +147,7 @@ def reference(scenario: Scenario, batch: Sequences, folder: str) -> Expected:
 def hf_model(scenario: Scenario) -> torch.nn.Module:
     import transformers
 
-    family = {"llama": "Llama", "qwen2": "Qwen2"}[scenario.family]
+    family = FAMILIES[scenario.family].architecture
     head = "ForCausalLM" if scenario.role == "policy" else "ForSequenceClassification"
     labels = {} if scenario.role == "policy" else {"num_labels": 1}
     torch.manual_seed(7)
@@ -264,12 +277,46 @@ def case_name(scenario: Scenario, layout: ModelLayout) -> str:
 
 def run_layouts(mesh: meshes.Mesh, scenario: Scenario, expected: Expected, batch: Sequences) -> None:
     for layout in layouts(scenario):
-        begin, found = time.perf_counter(), None
+        begin, found, engine = time.perf_counter(), {}, None
         if comm.rank in layout:
             engine = MegatronEngine(scenario.shape, scenario.role, layout, mesh, OPTIMIZER)
             engine.load(HFFolder(expected.folder))
-            found = compare(engine, scenario, expected, batch, splits(len(batch), layout.dp), rows_each=2)
+        found["folder"] = folder_difference(scenario, layout, engine, expected.folder)
+        if engine is not None:
+            found |= compare(engine, scenario, expected, batch, splits(len(batch), layout.dp), rows_each=2)
         report(case_name(scenario, layout), found, time.perf_counter() - begin)
+
+
+def folder_difference(scenario: Scenario, layout: ModelLayout, engine: Optional[MegatronEngine], folder: str) -> float:
+    """How many elements are not bitwise the same after folder → ranks → folder. Collective over all ranks."""
+    src = WeightLayout(scenario.shape, scenario.role, layout, "megatron")
+    disk = WeightLayout(scenario.shape, scenario.role, ModelLayout((0,)), "disk")
+    whole = {name: torch.full(size, torch.nan) for name, size in disk.local_tensors(comm.rank).items()}
+    WeightMover(redistribute(src, disk), comm.rank).move(engine.export() if engine else {}, whole)
+    if comm.rank:
+        return 0.0
+    back = folder + " back"
+    write_folder(back, config_for_role(read_config(folder), scenario.role), whole, shard_bytes=9000)
+    before, after = ({k: v for f in Path(x).glob("*.safetensors") for k, v in load_file(f).items()} for x in (folder, back))
+    assert before.keys() == after.keys() and shape_from_config(back) == shape_from_config(folder)
+    return float(sum((before[k].view(torch.int32) != after[k].view(torch.int32)).sum() for k in before))
+
+
+def run_sampler(mesh: meshes.Mesh, scenario: Scenario, expected: Expected, batch: Sequences) -> None:
+    """After a step of training the sampler, which gets its weights by the hybrid move, agrees with the training forward."""
+    begin = time.perf_counter()
+    engine = MegatronEngine(scenario.shape, "policy", TP2_DP2, mesh, OPTIMIZER)
+    engine.load(HFFolder(expected.folder))
+    d = TP2_DP2.coordinates(comm.rank).dp
+    train_step(engine, scenario, *shard_rows(batch, splits(len(batch), 2), d), rows_each=4)
+    sampler = SamplerEngine(scenario.shape, SAMPLING, comm.rank, mesh.groups(SAMPLING).tp)
+    move = redistribute(*(WeightLayout(scenario.shape, "policy", *x) for x in ((TP2_DP2, "megatron"), (SAMPLING, "torch"))))
+    WeightMover(move, comm.rank).move(engine.export(), sampler.weights)
+    prompts = [[1, 5, 6], [1], [9, 8, 7, 6, 5, 4, 3]]
+    options = SamplingOptions(max_tokens=8, temperature=TEMPERATURE, stop_ids=(2, 3))
+    drawn = sampler.generate(prompts, 2, [0, 1, 2], "y", 1, 0, options)
+    again = engine.forward(drawn, ("logprobs",), TEMPERATURE)["logprobs"]
+    report(f"sampler, {scenario.name}", {"results": float((again - drawn.logprobs).abs().max())}, time.perf_counter() - begin)
 
 
 def run_empty_shard(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
@@ -355,7 +402,7 @@ def _resumed_difference(mesh: meshes.Mesh, expected: Expected, batch: Sequences,
 def main() -> None:
     torch.set_num_threads(1)
     job, batch = meshes.start(comm), rows()
-    further = [TP2_DP2, TP2_PP2, PP2_DP2, PP2, TP2] if comm.size == 4 else []
+    further = [SAMPLING, TP2_DP2, TP2_PP2, PP2_DP2, PP2, TP2] if comm.size == 4 else []
     mesh = meshes.Mesh(job, [layout for scenario in SCENARIOS for layout in layouts(scenario)] + further)
     folder = Path(sys.argv[1])
     scenarios = SCENARIOS if comm.size == 4 else SCENARIOS[:2]
@@ -364,6 +411,9 @@ def main() -> None:
     for scenario, expected in zip(scenarios, references):
         run_layouts(mesh, scenario, expected, batch)
     if comm.size == 4:
+        for scenario, expected in zip(scenarios, references):
+            if scenario.role == "policy":
+                run_sampler(mesh, scenario, expected, batch)
         run_empty_shard(mesh, references[0], batch)
         run_alternating(mesh, [references[0], references[2]], batch)
         run_two_batches(mesh, references[0], batch)

@@ -25,6 +25,7 @@ SIZES = dict(hidden=48, layers=3, heads=4, kv_heads=2, head_dim=16, ffn=80, voca
 SHAPES = {
     "llama": ModelShape("llama", **SIZES),
     "qwen2, tied": ModelShape("qwen2", **SIZES, tied=True, qkv_bias=True),
+    "qwen3": ModelShape("qwen3", **{**SIZES, "head_dim": 8}, qk_norm=True),
     "one key/value head": ModelShape("llama", **{**SIZES, "kv_heads": 1}),
 }
 PROMPTS = [[1, 5, 6], [1], [1, 9, 8, 7, 6, 5, 4], [1, 5, 6, 7], [3, 3]]

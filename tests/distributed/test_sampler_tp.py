@@ -22,5 +22,5 @@ def test_tokens_are_those_of_one_rank(ranks, tmp_path):
         env={**rank_environment(ranks, str(tmp_path)), "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
     cases = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(cases) == 12
+    assert len(cases) == 16
     assert [c["case"] for c in cases if not c["equal"] or c["off"] > 2e-5] == []

@@ -35,6 +35,16 @@ def test_config_of_both_generations():
     assert shape_from_config(LLAMA).head_dim == 16
 
 
+def test_families_differ_in_what_their_configs_leave_out():
+    short = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {"num_attention_heads": 8}
+    mistral = shape_from_config(short | {"model_type": "mistral", "max_position_embeddings": 32768})
+    assert (mistral.kv_heads, mistral.window, mistral.head_dim) == (8, 4096, 8)
+    assert shape_from_config(LLAMA | {"model_type": "mistral"}).window == 0  # the context is within the window
+    assert shape_from_config(LLAMA | {"model_type": "mistral", "sliding_window": None}).window == 0
+    qwen3 = shape_from_config(LLAMA | {"model_type": "qwen3", "sliding_window": 16, "use_sliding_window": False})
+    assert (qwen3.head_dim, qwen3.qk_norm, qwen3.qkv_bias, qwen3.window) == (128, True, False, 0)
+
+
 def test_end_tokens_of_both_files(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 2}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
@@ -51,6 +61,9 @@ def test_llama_7b_has_its_parameters():
     ("R0132", {"model_type": "lama"}), ("R0132", {"attention_bias": True}), ("R0132", {"hidden_act": "gelu"}),
     ("R0132", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}), ("R0131", {"hidden_size": None}),
     ("R0131", {"num_key_value_heads": 3}), ("R0131", {"vocab_size": 0}),
+    ("R0131", {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}), ("R0132", {"partial_rotary_factor": 0.5}),
+    ("R0132", {"model_type": "qwen3", "use_sliding_window": True}), ("R0132", {"quantization_config": {"bits": 4}}),
+    ("R0132", {"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}),
 ])
 def test_faults_of_a_config(code, change):
     with pytest.raises(DiagnosticError) as caught:
@@ -152,6 +165,8 @@ def _megatron(shape: ModelShape, role: str, layout: ModelLayout, rank: int, w: d
         for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
             whole = _interleaved(shape, *(w[f"{there}self_attn.{x}_proj.{kind}"] for x in "qkv"))
             made[f"{here}self_attention.linear_qkv.{kind}"] = _chunk(whole, tp, at.tp)
+        for head in "qk" if shape.qk_norm else "":
+            made[f"{here}self_attention.{head}_layernorm.weight"] = w[f"{there}self_attn.{head}_norm.weight"]
         made[here + "self_attention.linear_proj.weight"] = _chunk(w[there + "self_attn.o_proj.weight"], tp, at.tp, 1)
         halves = [_chunk(w[f"{there}mlp.{x}_proj.weight"], tp, at.tp) for x in ("gate", "up")]
         made[here + "mlp.linear_fc1.weight"] = np.concatenate(halves)
@@ -183,6 +198,8 @@ def _torch(shape: ModelShape, role: str, layout: ModelLayout, rank: int, w: dict
         for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
             q, k, v = (w[f"{there}self_attn.{x}_proj.{kind}"] for x in "qkv")
             made[f"{here}qkv.{kind}"] = np.concatenate([pick(q, heads), pick(k, groups), pick(v, groups)])
+        for head in "qk" if shape.qk_norm else "":
+            made[f"{here}{head}_norm.weight"] = w[f"{there}self_attn.{head}_norm.weight"]
         made[here + "out.weight"] = _chunk(w[there + "self_attn.o_proj.weight"], tp, t, 1)
         halves = [_chunk(w[f"{there}mlp.{x}_proj.weight"], tp, t) for x in ("gate", "up")]
         made[here + "gate_up.weight"] = np.concatenate(halves)

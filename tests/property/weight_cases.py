@@ -20,6 +20,7 @@ def shapes(draw) -> ModelShape:
         family="qwen2", hidden=draw(st.integers(1, 6)), layers=draw(st.integers(1, 5)), heads=kv_heads * group,
         kv_heads=kv_heads, head_dim=draw(st.sampled_from([1, 2, 4])), ffn=draw(st.sampled_from([4, 8, 12])),
         vocab=draw(st.integers(1, 17)), tied=draw(st.booleans()), qkv_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
     )
 
 
