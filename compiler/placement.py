@@ -1,12 +1,13 @@
-"""Where models run: `plan:` constraints are kept, and what they leave open is data parallelism over all ranks."""
+"""Where models run without a search: as `plan:` says; what it leaves open is data parallelism over the ranks at hand."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, Optional
+from dataclasses import dataclass
+from typing import Iterable, Mapping, Optional, Sequence
 
 from compiler.cluster import Cluster, default_ranks
+from compiler.constraints import DEGREES, GENERATE, ModelSet, Stage, asked_of_stages, asked_sets
 from compiler.layout import ModelLayout
 from compiler.plan import Alternative, GroupSpec, LayoutSpec
 from compiler.shapes import ModelShape
@@ -14,33 +15,9 @@ from compiler.transitions import ENGINES
 from compiler.weights import misfit
 from rlhf_dsl.diagnostics import DiagnosticError, fault, listing
 from rlhf_dsl.source import Source
-from rlhf_dsl.typed import Checked, Constraint
+from rlhf_dsl.typed import Checked
 
-TRAIN, FORWARD, GENERATE = "train", "forward", "generate"
-DEGREES = ("tp", "pp", "dp")
 SAMPLES = 64  # in a micro-batch, where no constraint says
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What is asked of one stage of one model; 0 means open. `at` holds the constraint that said so, by item."""
-
-    model: str
-    stage: str
-    items: Mapping[str, Any] = field(default_factory=dict)
-    at: Mapping[str, Constraint] = field(default_factory=dict)
-
-    @property
-    def target(self) -> str:
-        return f"{self.model}.{self.stage}"
-
-    def degree(self, axis: str) -> int:
-        return self.items.get(axis, 0)
-
-    @property
-    def written(self) -> str:
-        """`parallel(tp=2, pp=1)`, as far as it is given."""
-        return f"parallel({', '.join(f'{a}={self.items[a]}' for a in DEGREES if a in self.items)})"
 
 
 @dataclass(frozen=True)
@@ -64,120 +41,119 @@ class Placement:
     offload: frozenset[str] = frozenset()
 
 
-def stages_of(checked: Checked) -> dict[str, tuple[str, ...]]:
-    """By model, its stages: train or forward, and generate for a policy that samples."""
-    statements = [*checked.rollout, *(s for e in checked.evals for s in e.body)]
-    sampling = {_model_of(s) for s in statements}
-    return {
-        model.name: (TRAIN if model.optimizer else FORWARD, *((GENERATE,) if model.name in sampling else ()))
-        for model in checked.models.values()
-    }
-
-
-def _model_of(statement) -> Optional[str]:
-    expr = getattr(statement, "expr", None)
-    return expr.attr("model") if expr is not None and expr.op == "generate" else None
-
-
 def place(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, ranks: Optional[int]) -> Placement:
-    """Layouts of all models on `ranks` ranks, or on a number that the constraints allow. Raises DiagnosticError P01."""
+    """Layouts of all models on `ranks` ranks, or on a number that the constraints allow. Raises DiagnosticError P01.
+
+    Sets of models with `devices(n)` get n ranks for themselves, in order of declaration. The models of all other sets
+    share the ranks that are left.
+    """
     source = Source(checked.path, checked.text)
-    stages = _gather(checked, source)
-    world = _world(checked, stages, cluster, ranks, source)
+    stages, sets = asked_of_stages(checked), asked_sets(checked)
+    world = _world(checked, stages, sets, cluster, ranks)
     if not cluster.is_local and world > cluster.devices:
         raise fault("P0106", ranks=world, devices=cluster.devices)
+    groups = _groups(checked, sets, stages, world)
     layouts: dict[str, LayoutSpec] = {}
     for stage in stages:
-        layouts[stage.target] = _layout(stage, stages, world, source)
+        group = next(g for g in groups if stage.model in g.models)
+        own = any(stage.model in s.models and s.devices for s in sets)
+        layouts[stage.target] = _layout(stage, stages, group, own, source)
         _check_fit(stage, shapes[stage.model], layouts[stage.target], source)
-    groups = (GroupSpec(tuple(checked.models), 0, world),)
     return Placement(world, layouts, {s.target: _batching(s) for s in stages}, groups)
 
 
-# ---- gathering constraints -------------------------------------------------------------------------
+# ---- ranks ---------------------------------------------------------------------------------------
 
-def _gather(checked: Checked, source: Source) -> tuple[Stage, ...]:
-    known = stages_of(checked)
-    found = {(m, s): Stage(m, s) for m, stages in known.items() for s in stages}
-    for constraint in checked.constraints:
-        if not constraint.model:
-            continue
-        stage = _stage_meant(constraint, known[constraint.model], source)
-        found[constraint.model, stage] = _merged(found[constraint.model, stage], constraint, source)
-    return tuple(found.values())
-
-
-def _stage_meant(constraint: Constraint, stages: tuple[str, ...], source: Source) -> str:
-    """`critic: ...` means how it trains, or scores if frozen; `actor.forward` of a trained model is `actor.train`."""
-    if constraint.stage in ("", FORWARD):
-        return stages[0]
-    if constraint.stage in stages:
-        return constraint.stage
-    raise fault("P0105", constraint.span, source=source, target=f"{constraint.model}.{constraint.stage}",
-                model=constraint.model, stages=listing(stages))
-
-
-def _merged(stage: Stage, constraint: Constraint, source: Source) -> Stage:
-    for key, value in constraint.items:
-        if stage.items.get(key, value) != value:
-            what = f"`{key}` is {value} here and {stage.items[key]} there"
-            other = _target(stage.at[key])
-            raise fault("P0108", constraint.span, source=source, target=_target(constraint), other=other, what=what)
-        if key == "engine" and value != ENGINES[stage.stage]:
-            raise fault("P0104", constraint.span, source=source, target=stage.target, engine=value,
-                        engines=listing([ENGINES[stage.stage]]))
-    items = dict(constraint.items)
-    return Stage(stage.model, stage.stage, {**stage.items, **items}, {**stage.at, **dict.fromkeys(items, constraint)})
-
-
-def _target(constraint: Constraint) -> str:
-    return ".".join(filter(None, (constraint.model, constraint.stage)))
-
-
-# ---- ranks and layouts -----------------------------------------------------------------------------
-
-def _world(checked: Checked, stages: Iterable[Stage], cluster: Cluster, ranks: Optional[int], source: Source) -> int:
-    """The asked number, else the number that constraints fix, else a multiple of what they need near the default."""
+def _world(checked: Checked, stages: Iterable[Stage], sets: Iterable[ModelSet], cluster: Cluster,
+           ranks: Optional[int]) -> int:
+    """The asked number, else what sets have for themselves, and what the others fix or need near the default."""
     if ranks is not None:
         if ranks < 1:
             raise fault("P0109", ranks=ranks)
         return ranks
-    fixed = [_fixed(s) for s in stages if _fixed(s)]
+    own, sharing = _own_ranks(sets), _sharing(stages, sets)
+    if not sharing:
+        return own or 1
+    fixed = [_fixed(s) for s in sharing if _fixed(s)]
     if fixed:
-        return fixed[0]
+        return own + fixed[0]
     roots = [d.size for d in checked.dims.values() if d.root]
-    default = default_ranks(cluster, min(roots, default=1))
-    step = math.lcm(1, *(max(s.degree("tp"), 1) * max(s.degree("pp"), 1) for s in stages))
-    return max(default // step, 1) * step
+    default, step = default_ranks(cluster, min(roots, default=1)), _step(sharing)
+    return own + max((default - own) // step, 1) * step
+
+
+def _own_ranks(sets: Iterable[ModelSet]) -> int:
+    return sum(s.devices for s in sets)
+
+
+def _sharing(stages: Iterable[Stage], sets: Iterable[ModelSet]) -> tuple[Stage, ...]:
+    """The stages of models without ranks for themselves."""
+    models = {model for s in sets if not s.devices for model in s.models}
+    return tuple(stage for stage in stages if stage.model in models)
+
+
+def _step(stages: Iterable[Stage]) -> int:
+    """The number of ranks that stages together need is a multiple of it."""
+    return math.lcm(1, *(max(s.degree("tp"), 1) * max(s.degree("pp"), 1) for s in stages))
 
 
 def _fixed(stage: Stage) -> int:
-    """The number of ranks that a stage's constraints amount to, 0 if they leave it open."""
-    if "devices" in stage.items:
-        return stage.items["devices"]
-    if "dp" not in stage.items:
+    """The number of ranks that a stage's degrees amount to, 0 if they leave it open."""
+    if not stage.degree("dp"):
         return 0
     return math.prod(max(stage.degree(axis), 1) for axis in DEGREES)
 
 
-def _layout(stage: Stage, stages: Iterable[Stage], world: int, source: Source) -> LayoutSpec:
+def _groups(checked: Checked, sets: Sequence[ModelSet], stages: Sequence[Stage], world: int) -> tuple[GroupSpec, ...]:
+    """Ranks in order of declaration; the models that share what is left come last."""
+    own = {model for s in sets if s.devices for model in s.models}
+    sharing = tuple(model for model in checked.models if model not in own)
+    groups: list[GroupSpec] = []
+    first = 0
+    for one in (s for s in sets if s.devices):
+        if first + one.devices > world - bool(sharing):
+            raise _too_many(one, sets, stages, world, first, Source(checked.path, checked.text))
+        groups.append(GroupSpec(one.models, first, one.devices))
+        first += one.devices
+    if sharing:
+        groups.append(GroupSpec(sharing, first, world - first))
+    return tuple(groups)
+
+
+def _too_many(own: ModelSet, sets, stages, world: int, taken: int, source: Source) -> DiagnosticError:
+    """taken: ranks of the sets before it"""
+    left = [name for s in sets if not s.devices for name in s.models]
+    reason = f"none is left for {listing(left)}"
+    if taken + own.devices > world:
+        reason = f"{taken} belong to others" if taken else "there are not as many"
+    sharing = _sharing(stages, sets)
+    way = _own_ranks(sets) + (max(map(_fixed, sharing)) or _step(sharing) if sharing else 0)
+    share = ", or let models share ranks by `colocate`" if len(sets) > 1 else ""
+    return fault("P0103", own.at.span, source=source, target=own.target, devices=own.devices, ranks=world,
+                 reason=reason, help=f"start {way} ranks (`--ranks {way}`){share}")
+
+
+# ---- layouts -------------------------------------------------------------------------------------
+
+def _layout(stage: Stage, stages: Iterable[Stage], group: GroupSpec, own: bool, source: Source) -> LayoutSpec:
+    """own: whether `devices` gives the group its ranks"""
     tp, pp, dp = (stage.degree(axis) for axis in DEGREES)
     tp, pp = tp or 1, pp or 1
-    if "devices" in stage.items and stage.items["devices"] != world:
-        raise fault("P0103", stage.at["devices"].span, source=source, target=stage.target, ranks=world,
-                    devices=stage.items["devices"])
     needed = tp * pp * (dp or 1)
-    if world % needed or dp and needed != world:
-        raise _too_few(stage, needed, world, bool(dp), source)
+    if group.ranks % needed or dp and needed != group.ranks:
+        raise _misfits(stage, needed, group, own, source)
     within = next((s.target for s in stages if s.model == stage.model and s.stage != GENERATE), "")
-    return LayoutSpec(world, tp, pp, dp or world // needed, within=within if stage.stage == GENERATE else "")
+    within = within if stage.stage == GENERATE else ""
+    return LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within)
 
 
-def _too_few(stage: Stage, needed: int, world: int, exact: bool, source: Source) -> DiagnosticError:
+def _misfits(stage: Stage, needed: int, group: GroupSpec, own: bool, source: Source) -> DiagnosticError:
+    exact = bool(stage.degree("dp"))
     at = next(stage.at[axis] for axis in DEGREES if axis in stage.at)
-    way = needed if exact or world < needed else world // needed * needed
-    return fault("P0101", at.span, source=source, target=stage.target, constraint=stage.written, ranks=world, way=way,
-                 needed=f"{needed}" if exact else f"a multiple of {needed}")
+    way = needed if exact or group.ranks < needed else group.ranks // needed * needed
+    more = f"give it `devices({way})`" if own else f"start {group.first + way} ranks (`--ranks {group.first + way}`)"
+    return fault("P0101", at.span, source=source, target=stage.target, constraint=stage.written, ranks=group.ranks,
+                 needed=f"{needed}" if exact else f"a multiple of {needed}", help=f"{more}, or change the constraint")
 
 
 def _check_fit(stage: Stage, shape: ModelShape, spec: LayoutSpec, source: Source) -> None:

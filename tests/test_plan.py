@@ -131,7 +131,7 @@ def test_constraints_are_kept(tmp_path):
     actor.train: parallel(tp=2, pp=2), micro_batch(4)
     actor.generate: parallel(tp=2)
     ref: parallel(pp=4), tokens(512)
-    critic: colocate(reward), devices(8)
+    critic: colocate(reward)
     assume: prompt=100, response=10
 ''', 8)
     assert plan.layouts["actor.train"] == LayoutSpec(8, 2, 2, 2)
@@ -147,8 +147,50 @@ def test_constraints_are_kept(tmp_path):
     assert sorted(resolve(plan.layouts, "actor.generate").ranks) == list(range(8))
 
 
+def placed_by(tmp_path: Path, constraints: str, ranks: int) -> dict[tuple[str, ...], tuple[int, int]]:
+    """(first, ranks) of each group, which the layouts of its models have, too."""
+    plan = compiled(tmp_path, TRAINED + constraints, ranks)
+    for name, spec in plan.layouts.items():
+        group = next(g for g in plan.groups if name.split(".")[0] in g.models)
+        assert (spec.first, spec.ranks) == (group.first, group.ranks)
+    return {group.models: (group.first, group.ranks) for group in plan.groups}
+
+
+def test_devices_gives_models_ranks_for_themselves(tmp_path):
+    """Sets in order of declaration; who says nothing shares what is left, `colocate` or not."""
+    assert placed_by(tmp_path, "    critic: devices(2)\n", 6) == {("critic",): (0, 2), ("actor", "ref", "reward"): (2, 4)}
+    found = placed_by(tmp_path, "    reward: devices(2)\n    actor: devices(4), parallel(tp=2)\n", 8)
+    assert found == {("actor",): (0, 4), ("reward",): (4, 2), ("ref", "critic"): (6, 2)}
+    found = placed_by(tmp_path, "    reward: colocate(actor)\n    actor.generate: devices(3)\n", 4)
+    assert found == {("actor", "reward"): (0, 3), ("ref", "critic"): (3, 1)}
+    assert placed_by(tmp_path, "    reward: colocate(actor)\n", 4) == {("actor", "ref", "critic", "reward"): (0, 4)}
+
+
+def test_colocate_joins_through_others(tmp_path):
+    found = placed_by(tmp_path, "    reward: colocate(ref), devices(2)\n    critic: colocate(ref)\n", 3)
+    assert found == {("ref", "critic", "reward"): (0, 2), ("actor",): (2, 1)}
+
+
+def test_degrees_are_of_the_ranks_of_a_set(tmp_path):
+    plan = compiled(tmp_path, TRAINED + """
+    actor: devices(4), parallel(tp=2)
+    actor.generate: parallel(tp=2)
+    critic: devices(2), parallel(pp=2)
+    ref: parallel(tp=2)
+""", 8)
+    assert plan.layouts == {
+        "actor.train": LayoutSpec(4, 2, 1, 2), "actor.generate": LayoutSpec(4, 2, 1, 2, within="actor.train"),
+        "ref.forward": LayoutSpec(2, 2, 1, 1, first=6), "critic.train": LayoutSpec(2, 1, 2, 1, first=4),
+        "reward.forward": LayoutSpec(2, 1, 1, 2, first=6)}
+    assert sorted(resolve(plan.layouts, "critic.train").ranks) == [4, 5]
+
+
 @pytest.mark.parametrize("constraint, ranks", [("actor: parallel(pp=3)", 6), ("critic: parallel(dp=3)", 3),
-                                               ("ref: devices(2)", 2), ("ref: parallel(tp=4)", 8)])
+                                               ("ref: parallel(tp=4)", 8), ("ref: devices(2)", 8),
+                                               ("ref: devices(2)\n    critic: parallel(tp=4)", 6),
+                                               ("ref: devices(2)\n    critic: parallel(dp=1)", 3),
+                                               ("ref: devices(7)", 8),
+                                               ("ref: devices(2)\n    actor: colocate(reward, critic), devices(3)", 5)])
 def test_the_number_of_ranks_follows_the_constraints(tmp_path, constraint, ranks):
     assert compiled(tmp_path, TRAINED + f"    {constraint}\n", None).world == ranks
 
@@ -165,7 +207,13 @@ FAULTS = [
     ("actor.train: parallel(tp=2, dp=2)", 2, "P0101", "needs 4 ranks", "--ranks 4"),
     ("critic: parallel(tp=3)", 3, "P0102", "tp 3 does not divide", "degrees"),
     ("critic: parallel(pp=8)", 8, "P0102", "pp 8 exceeds the 4 layers", "degrees"),
-    ("reward: devices(2)", 4, "P0103", "a part of the 4 ranks", "--ranks 2"),
+    ("reward: devices(4)", 4, "P0103", "none is left for `actor`, `ref` and `critic`", "--ranks 5"),
+    ("reward: devices(4)", 2, "P0103", "there are not as many", "`colocate`"),
+    ("reward: devices(2)\n    ref: devices(3)\n    critic: parallel(tp=2)", 4, "P0103", "3 belong to others", "--ranks 7"),
+    ("reward: devices(2)\n    critic: parallel(tp=2, dp=2)", 4, "P0101", "needs 4 ranks, but there are 2", "--ranks 6"),
+    ("reward: devices(3), parallel(tp=2)", 4, "P0101", "a multiple of 2 ranks", "`devices(2)`"),
+    ("ref: devices(2), colocate(critic)\n    critic.train: devices(1)", 4, "P0108", "`devices` is 1 here and 2", "leave"),
+    ("ref: devices(2)\n    critic: devices(1)\n    reward: colocate(ref, critic)", 4, "P0108", "1 here and 2", "leave"),
     ("actor.generate: engine(vllm)", 2, "P0104", "no engine `vllm`", "torch"),
     ("ref.generate: parallel(tp=2)", 2, "P0105", "a stage that `ref` does not have", "forward"),
     ("actor: parallel(tp=2)\n    actor.forward: parallel(tp=1)", 2, "P0108", "`tp` is 1 here and 2 there", "leave one"),
@@ -256,7 +304,8 @@ latency_us = 10
 def test_a_cluster_file_is_read(tmp_path):
     (tmp_path / "c.toml").write_text(GOOD)
     cluster = read_cluster(tmp_path / "c.toml")
-    assert (cluster.name, cluster.devices, cluster.device.flops, cluster.latency) == ("c", 8, 4e14, pytest.approx(1e-5))
+    assert (cluster.name, cluster.devices, cluster.device.flops) == ("c", 8, 4e14)
+    assert cluster.machines[0].inter_latency == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize("before, after, reason", [

@@ -5,8 +5,8 @@ from rlhf_dsl.codes.code import Code
 CODES: tuple[Code, ...] = (
     Code(
         "P0101", "`{target}: {constraint}` needs {needed} ranks, but there are {ranks}",
-        "tp * pp * dp of a layout is the number of its ranks. Where dp is left open, tp * pp must divide that number.",
-        "start {way} ranks (`--ranks {way}`), or change the constraint",
+        "tp * pp * dp of a layout is the number of ranks of the models that share them: all ranks, or those of "
+        "`devices`. Where dp is left open, tp * pp must divide that number.",
     ),
     Code(
         "P0102", "`{target}` cannot be cut by tp={tp}, pp={pp}: {reason}",
@@ -15,9 +15,9 @@ CODES: tuple[Code, ...] = (
         "choose degrees that divide the model's sizes",
     ),
     Code(
-        "P0103", "`{target}: devices({devices})` asks for a part of the {ranks} ranks",
-        "All models of a plan share all of its ranks; a layout of a part of them is not among those that are planned.",
-        "leave the constraint out, or start {devices} ranks (`--ranks {devices}`)",
+        "P0103", "`{target}: devices({devices})` does not fit into the {ranks} ranks: {reason}",
+        "A model with `devices(N)`, and the models that `colocate` ties to it, get N ranks for themselves, in order of "
+        "declaration. All other models share the ranks that are left.",
     ),
     Code(
         "P0104", "`{target}` has no engine `{engine}`",
@@ -42,8 +42,8 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "P0108", "`{target}` disagrees with `{other}`: {what}",
-        "A trained model scores with the weights where it trains, so both stages have one layout; one number of "
-        "micro-batch or degree cannot be given twice.",
+        "A trained model scores with the weights where it trains, so both stages have one layout; models that share "
+        "ranks have one number of them; one number of micro-batch or degree cannot be given twice.",
         "leave one of the two out",
     ),
     Code(
