@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from rlhf_dsl.diagnostics import Diagnostics, diagnostic, fault
 from rlhf_dsl.parser import parse
 from rlhf_dsl.source import STDIN, Source
 from rlhf_dsl.typed import Checked
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 Overrides = Mapping[str, str]
 
@@ -66,7 +69,8 @@ def _decode(raw: bytes, name: str) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise fault("E0003", path=name, place=f"{name}:{line}") from None
+        help = "convert it: `iconv -f utf-16 -t utf-8`" if raw.startswith(_UTF_16) else None
+        raise fault("E0003", path=name, place=f"{name}:{line}", help=help) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise fault("E0003", path=name, place=f"{name}:{line}", help="it holds a null byte; is it a program at all?")

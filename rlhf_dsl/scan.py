@@ -32,6 +32,12 @@ _LONG = re.compile(r'"""(?:[^"\\]|\\.|"[^"]|""[^"])*"""', re.DOTALL)
 _SHORT = re.compile(r'''"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*\'''')
 _CLOSING = {"(": ")", "[": "]"}
 _ODD_HELP = {
+    **dict.fromkeys("“”„«»", 'strings stand in plain quotes: `"text"`'),
+    **dict.fromkeys("‘’‚", "strings stand in plain quotes: `'text'`"),
+    **dict.fromkeys("–—−", "minus is the plain `-` of the keyboard"),
+    **dict.fromkeys("×·", "times is `*`"),
+    **dict.fromkeys("≤≥≠", "comparisons are written `<=`, `>=` and `!=`"),
+    "\u00a0": "put a plain space in its place; this one does not break lines",
     "{": "there are no dictionaries or sets; lists are written `[a, b]`",
     "}": "there are no dictionaries or sets; lists are written `[a, b]`",
     ";": "a statement ends where its line ends; write one a line",

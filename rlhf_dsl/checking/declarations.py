@@ -17,6 +17,9 @@ from rlhf_dsl.typed import Dim, Model, Optimizer, Param, Schedule
 
 LARGEST_DIM = 2 ** 31 - 1
 
+# In place of a wrong size: the usual numbers divide it, so that one mistake gives one message.
+_FAULTY_SIZE = 720_720
+
 # In place of an optimizer with an error: the model counts as trained, so that one mistake gives one message.
 _FAULTY = Optimizer(Schedule("constant", 0.0))
 
@@ -30,7 +33,7 @@ def dim(cx: Context, node: ast.Dim, roots: dict[str, ast.Span]) -> None:
         size = None
     name = node.name.id
     if name not in cx.tables.dims:
-        cx.tables.dims[name] = Dim(name, size or 1, node.ragged, name in roots, "", (), node.span)
+        cx.tables.dims[name] = Dim(name, size or _FAULTY_SIZE, node.ragged, name in roots, "", (), node.span)
 
 
 def param(cx: Context, node: ast.Param) -> None:

@@ -168,12 +168,6 @@ def _named(cx: Context, node: ast.Call) -> Optional[Expr]:
 def _builtin(cx: Context, node: ast.Call, builtin: Builtin) -> Optional[Expr]:
     if builtin.kind == "ragged" and _names_state(cx, node):
         return next_of_state(cx, node)
-    least, most = builtin.arity
-    if len(node.args) < least or 0 <= most < len(node.args):
-        expected = f"{least} argument{'s' * (least != 1)}"
-        cx.error("E0109", node.span, name=builtin.name, expected=expected, given=len(node.args),
-                 help=f"it is `{builtin.signature}`")
-        return None
     several = builtin.kind == "choice" and len(node.args) > 1
     if several and (node.subscript is not None or node.keywords):
         cx.error("E0214", node.span, name=builtin.name)
@@ -181,6 +175,12 @@ def _builtin(cx: Context, node: ast.Call, builtin: Builtin) -> Optional[Expr]:
     reduces = builtin.kind in ("reduction", "choice") and not several
     allowed = ("where", "unbiased") if builtin.name == "std" else ("where",) if reduces else ()
     if not calls.known_keywords(cx, node, builtin.name, allowed):
+        return None
+    least, most = builtin.arity
+    if len(node.args) < least or 0 <= most < len(node.args):
+        expected = f"{least} argument{'s' * (least != 1)}"
+        cx.error("E0109", node.span, name=builtin.name, expected=expected, given=len(node.args),
+                 help=f"it is `{builtin.signature}`")
         return None
     operands = _operands(cx, node.args)
     if operands is None:

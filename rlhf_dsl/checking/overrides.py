@@ -6,7 +6,7 @@ from typing import Any, Iterable, Optional
 
 from rlhf_dsl.ast import Span
 from rlhf_dsl.checking.context import Context
-from rlhf_dsl.diagnostics import did_you_mean
+from rlhf_dsl.diagnostics import did_you_mean, listing
 
 BOOLEANS = {"true": True, "false": False}
 RUN_SETTINGS = ("run.steps", "run.epochs", "run.seed", "run.lag")
@@ -17,8 +17,9 @@ def report_unknown(cx: Context, dims: Iterable[str], params: Iterable[str]) -> N
     known = [*dims, *params, *RUN_SETTINGS]
     for name in cx.tables.overrides:
         if name not in known:
-            cx.tables.sink.error("E0502", name=name, place=f"-s {name}={cx.tables.overrides[name]}",
-                                 help=did_you_mean(name, known))
+            inside = [setting for setting in known if setting.startswith(f"{name}.")]
+            help = f"set one of its lines: {listing(inside, 'or')}" if inside else did_you_mean(name, known)
+            cx.tables.sink.error("E0502", name=name, place=f"-s {name}={cx.tables.overrides[name]}", help=help)
 
 
 def override(cx: Context, name: str, like: Any, span: Optional[Span]) -> Any:
