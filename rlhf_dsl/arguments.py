@@ -11,7 +11,7 @@ from rlhf_dsl.version import VERSION
 
 EXIT_CODES = """exit codes:
   0    done
-  1    the program has errors (or `fmt --check` found differences)
+  1    the program has errors (or `fmt --check` or `diff` found differences)
   2    a bad command line, or a file that cannot be read
   3    there is no feasible plan
   4    the run failed
@@ -39,6 +39,9 @@ _EXAMPLES = {
   rlflowc explain ppo.rlflow --ranks 4
   rlflowc explain ppo.plan.json --json
   rlflowc explain ppo.rlflow --why actor       its layouts and their reasons, its estimates, its memory""",
+    "diff": """examples:
+  rlflowc diff old.plan.json ppo.rlflow --ranks 4     exit code 0 if both do the same, 1 if not
+  rlflowc diff a.plan.json b.plan.json --json""",
     "graph": """examples:
   rlflowc graph ppo.rlflow
   rlflowc graph ppo.rlflow --format html -o ppo.html
@@ -162,6 +165,14 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--why", metavar="NAME", help="why a value, model, layout or step is where it is and costs what it costs")
 
 
+def _diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", metavar="A", help="a .rlflow file or a plan")
+    parser.add_argument("after", metavar="B", help="another one")
+    _overrides(parser)
+    _placement(parser)
+    _json(parser)
+
+
 def _graph(parser: argparse.ArgumentParser) -> None:
     _program(parser, "a .rlflow file")
     _overrides(parser)
@@ -213,6 +224,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "fmt": ("rewrite programs in their canonical form", _fmt),
     "compile": ("compile a program to a plan", _compile),
     "explain": ("show what a plan does, where, and what it moves", _explain),
+    "diff": ("say how two plans differ in what they do", _diff),
     "graph": ("draw what a program computes from what", _graph),
     "run": ("run a program or a plan", _run),
     "resume": ("go on with a run from its last checkpoint", _resume),

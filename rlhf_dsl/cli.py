@@ -23,6 +23,7 @@ _COMMANDS = {
     "ops": "rlhf_dsl.commands.ops:ops_command",
     "compile": "compiler.commands:compile_command",
     "explain": "compiler.reading.commands:explain_command",
+    "diff": "compiler.reading.commands:diff_command",
     "graph": "compiler.graph:graph_command",
     "run": "runtime.commands:run_command",
     "resume": "runtime.resume:resume_command",

@@ -1,4 +1,4 @@
-"""What `rlflowc explain` prints beside the plan itself."""
+"""The commands that read plans: `explain`, `diff`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 from compiler.commands import cluster_of, compile_file, is_plan
 from compiler.commands import explain_command as explain_plan_command
 from compiler.plan import Plan
+from compiler.reading.diff import diff_json, diff_text, differences
 from compiler.reading.why import why, why_json, why_text
 from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.terminal import put_json
+
+EXIT_DIFFERENT = 1
 
 
 def explain_command(args: Namespace) -> int:
@@ -33,3 +36,14 @@ def plan_of(args: Namespace, path: str) -> Plan:
     if args.set:
         raise fault("R0156", option="-s")
     return load_plan(Path(path))
+
+
+def diff_command(args: Namespace) -> int:
+    """Prints how the second plan differs from the first. Returns 0 if both do the same, else 1."""
+    before, after = (plan_of(args, path) for path in (args.before, args.after))
+    changes = differences(before, after, cluster_of(args))
+    if args.json:
+        put_json(diff_json(changes))
+    else:
+        print(diff_text(changes), end="")
+    return EXIT_DIFFERENT if changes else 0
