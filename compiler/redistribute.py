@@ -17,6 +17,7 @@ from compiler.layout import ModelLayout
 from compiler.weights import Piece, WeightLayout
 
 Point = tuple[int, ...]
+Box = tuple[str, Point, Point]  # tensor, start, stop
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,16 @@ class WeightTransfer:
     def moves_to(self, rank: int) -> tuple[Move, ...]:
         """What fills the destination shard of `rank`, tensor after tensor; () if it has none."""
         parts = self.parts(self._dst_shard(rank)) if rank in self.dst.layout else ()
-        return tuple(Move(p.tensor, p.start, p.stop, self.giver(p, rank), rank) for p in parts)
+        moved = (p for p in parts if not self.is_gathered(p, rank))
+        return tuple(Move(p.tensor, p.start, p.stop, self.giver(p, rank), rank) for p in moved)
+
+    def boxes_to(self, rank: int) -> Iterator[Box]:
+        """All that arrives at the destination shard of `rank`, however it does."""
+        return ((move.tensor, move.start, move.stop) for move in self.moves_to(rank))
+
+    def one_of_each_kind(self) -> tuple[int, ...]:
+        """Ranks of the destination, one for each different set of boxes to arrive."""
+        return self.dst.layout.replica(0)
 
     def moves_from(self, rank: int) -> tuple[Move, ...]:
         """What `rank` gives, itself included, in the order of the receiving ranks, then tensor after tensor."""
@@ -93,6 +103,10 @@ class WeightTransfer:
     def parts(self, shard: int) -> tuple[Part, ...]:
         """The boxes that make up a shard of the destination, tensor after tensor."""
         return self._tables.parts(shard)
+
+    def source_boxes(self) -> tuple[Part, ...]:
+        """The boxes into which the source cuts the model, tensor after tensor."""
+        return self._tables.source_boxes()
 
     def giver(self, part: Part, rank: int) -> int:
         """The rank from which `rank` gets `part`, the same wherever it is computed.
@@ -111,6 +125,10 @@ class WeightTransfer:
         turn = at.dp + part.number
         return _rank(src, turn % src.dp, holders[(at.tp + at.pp + turn // src.dp) % len(holders)])
 
+    def is_gathered(self, part: Part, rank: int) -> bool:
+        """Whether `part` comes to `rank` by a collective, not by a move (`compiler.gathers`)."""
+        return False
+
     def _given(self, rank: int) -> Iterator[Move]:
         at, shard = self.src.layout.coordinates(rank), self._src_shard(rank)
         mates = set(self.src.layout.replica(at.dp))
@@ -118,7 +136,7 @@ class WeightTransfer:
             if other in self.src.layout and other not in mates:
                 continue
             for part in self._tables.held_by(self._dst_shard(other), shard):
-                if self.giver(part, other) == rank:
+                if self.giver(part, other) == rank and not self.is_gathered(part, other):
                     yield Move(part.tensor, part.start, part.stop, rank, other)
 
     # ---- bytes
@@ -128,18 +146,57 @@ class WeightTransfer:
         return sum(map(self.bytes_received, self.dst.layout.ranks))
 
     def bytes_received(self, rank: int) -> int:
-        """What the destination shard of `rank` has and its source shard lacks."""
-        if rank not in self.dst.layout:
-            return 0
-        return (self._tables.dst_elements(self._dst_shard(rank)) - self._kept(rank)) * self.itemsize
+        return self.lacking(rank) * self.itemsize
 
     def bytes_sent(self, rank: int) -> int:
         return sum(move.elements for move in self.moves_from(rank) if not move.is_local) * self.itemsize
 
+    def bytes_crossing(self, devices_per_node: int) -> tuple[int, int]:
+        """Bytes from other ranks of the same node, and from ranks of other nodes; together `total_bytes`."""
+        near = far = 0
+        for (giver, rank), elements in self._flows.items():
+            inside = giver // devices_per_node == rank // devices_per_node
+            near, far = (near + elements, far) if inside else (near, far + elements)
+        return near * self.itemsize, far * self.itemsize
+
     @functools.cached_property
     def lower_bound_bytes(self) -> int:
         """What no plan can do without: by rank, the elements of its destination shard that its source shard lacks."""
-        return self.total_bytes
+        return sum(map(self.lacking, self.dst.layout.ranks)) * self.itemsize
+
+    def lacking(self, rank: int) -> int:
+        """Elements that the destination shard of `rank` has and its source shard lacks."""
+        if rank not in self.dst.layout:
+            return 0
+        return self._tables.dst_elements(self._dst_shard(rank)) - self._kept(rank)
+
+    @functools.cached_property
+    def _flows(self) -> dict[tuple[int, int], int]:
+        """Elements that move from one rank to another. Ranks that stand alike in a replica have alike flows."""
+        alike: dict[tuple, dict[int, int]] = {}
+        found: dict[tuple[int, int], int] = defaultdict(int)
+        for rank in self.dst.layout.ranks:
+            kind = self._kind(rank)
+            if kind not in alike:
+                alike[kind] = defaultdict(int)
+                for move in self.moves_to(rank):
+                    alike[kind][self._relative(move.src_rank, rank)] += 0 if move.is_local else move.elements
+            for giver, elements in alike[kind].items():
+                if elements:
+                    found[self._absolute(giver, rank), rank] += elements
+        return found
+
+    def _kind(self, rank: int) -> tuple:
+        """Ranks of one kind get the same boxes, from the same shards of their replicas."""
+        if rank not in self.src.layout:
+            return rank,
+        return self._src_shard(rank), self._dst_shard(rank)
+
+    def _relative(self, giver: int, rank: int) -> int:
+        return self._src_shard(giver) if rank in self.src.layout else giver
+
+    def _absolute(self, giver: int, rank: int) -> int:
+        return _rank(self.src.layout, self.src.layout.coordinates(rank).dp, giver) if rank in self.src.layout else giver
 
     def redundant_bytes(self, rank: int) -> int:
         """Weights of the source shard of `rank` that its destination shard does not contain, so that both must stay."""
@@ -204,6 +261,12 @@ class _Tables:
             found = [part for piece in self.dst.pieces(shard) for part in self._cut(piece)]
             self._parts[shard] = tuple(sorted(found, key=lambda part: part.number))
         return self._parts[shard]
+
+    def source_boxes(self) -> tuple[Part, ...]:
+        return tuple(
+            Part(name, number, start, stop, shards) for name, number in self._numbers.items()
+            for (start, stop), shards in self._holders[name].items()
+        )
 
     def held_by(self, shard: int, holder: int) -> list[Part]:
         """The parts of a destination shard that a source shard holds."""

@@ -126,12 +126,11 @@ def test_expressions_must_stand_in_order(plan):
 def test_each_weight_must_arrive_once(plan):
     transfer = weight_transfer(shape_of(plan, "actor"), "policy", plan.layouts, "actor.train", "actor.generate")
     assert list(arrival_faults(transfer)) == []
-    wanted, moves = transfer.dst.pieces(1), transfer.moves_to(1)
-    assert list(faults_at(wanted, moves)) == []
-    for wrong in (moves[1:], (*moves, moves[0])):
-        assert list(faults_at(wanted, wrong)) == [f"does not get each element of `{moves[0].tensor}` once"]
-    strange = replace(moves[0], tensor="other")
-    assert list(faults_at(wanted, (*moves, strange))) == ["gets `other`, which it does not hold"]
+    wanted, boxes = transfer.dst.pieces(1), list(transfer.boxes_to(1))
+    assert list(faults_at(wanted, boxes)) == []
+    for wrong in (boxes[1:], [*boxes, boxes[0]]):
+        assert list(faults_at(wanted, wrong)) == [f"does not get each element of `{boxes[0][0]}` once"]
+    assert list(faults_at(wanted, [*boxes, ("other", (0,), (1,))])) == ["gets `other`, which it does not hold"]
 
 
 # ---- files -------------------------------------------------------------------------------------
