@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.machine import Machine
+from compiler.machine import SINGLE, Engine, Machine
 
 MOST_LOCAL_RANKS = 4  # small models gain nothing from more ranks on one machine
 
@@ -25,28 +25,30 @@ class Device:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` times `devices_per_node` devices; links in bytes/s, latency in s.
-
-    machines: its homogeneous parts, as the search needs them; () for this machine, where nothing is searched
-    """
+    """`machines` are its homogeneous parts, one at least. Of unlike parts, `device` and links are the weakest."""
 
     name: str
-    nodes: int
-    devices_per_node: int
-    device: Device
-    intra_bandwidth: float
-    inter_bandwidth: float
-    latency: float
-    machines: tuple[Machine, ...] = ()
+    machines: tuple[Machine, ...]
+
+    @property
+    def nodes(self) -> int:
+        return sum(machine.nodes for machine in self.machines)
+
+    @property
+    def devices_per_node(self) -> int:
+        return min(machine.devices_per_node for machine in self.machines)
 
     @property
     def devices(self) -> int:
-        return self.nodes * self.devices_per_node
+        return sum(machine.devices for machine in self.machines)
+
+    @property
+    def device(self) -> Device:
+        return Device(*(min(getattr(m, f.name) for m in self.machines) for f in dataclasses.fields(Device)))
 
     @property
     def digest(self) -> str:
-        told = {name: value for name, value in dataclasses.asdict(self).items() if value != ()}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
 
     @property
     def is_local(self) -> bool:
@@ -54,10 +56,13 @@ class Cluster:
 
 
 def local_cluster() -> Cluster:
-    """This machine, a device a physical core. Its rates are round numbers for one core of a CPU, good for shares."""
+    """This machine, a device a physical core. Rates are round numbers for one core of a CPU, good for shares;
+    `rlflowc profile` measures them."""
     cores = physical_cores()
-    device = Device(flops=2e10, memory=_memory() / cores, memory_bandwidth=1e10)
-    return Cluster("local", 1, cores, device, intra_bandwidth=1e9, inter_bandwidth=1e9, latency=1e-4)
+    engine = Engine(layer=4e-4, collective=2e-4, call=5e-3, step=1e-3, ahead=False)
+    machine = Machine("local", 1, cores, flops=5e10, memory=_memory() / cores, memory_bandwidth=1e10, intra=1e9,
+                      node=1e9, host=1e10, intra_latency=1e-4, inter_latency=1e-4, engine=engine, storage=SINGLE)
+    return Cluster("local", (machine,))
 
 
 def default_ranks(cluster: Cluster, rows: int) -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Mapping
 
 from compiler.catalog import DEVICES
-from compiler.cluster import Cluster, Device
+from compiler.cluster import Cluster
 from compiler.machine import Engine, Machine, Reached
 from rlhf_dsl.diagnostics import did_you_mean, fault
 
@@ -48,22 +48,12 @@ def read_cluster(path: Path) -> Cluster:
         raise _unreadable(path, str(error)) from None
     name = str(table.get("name", path.stem))
     if "pool" not in table:
-        return _cluster(name, (_machine(path, table, name),))
+        return Cluster(name, (_machine(path, table, name),))
     _check_keys(path, table, ("name", "pool"), "")
     pools = table["pool"]
     if not isinstance(pools, list) or not pools or not all(isinstance(pool, dict) for pool in pools):
         raise _unreadable(path, "`pool` must be a list of tables, `[[pool]]`")
-    return _cluster(name, tuple(_machine(path, p, str(p.get("name", f"pool {i}"))) for i, p in enumerate(pools)))
-
-
-def _cluster(name: str, machines: tuple[Machine, ...]) -> Cluster:
-    """All nodes as if they were like the weakest in each respect."""
-    least = {f: min(getattr(m, f) for m in machines) for f in ("flops", "memory", "memory_bandwidth", "intra")}
-    return Cluster(
-        name, sum(m.nodes for m in machines), min(m.devices_per_node for m in machines),
-        Device(least["flops"], least["memory"], least["memory_bandwidth"]), least["intra"],
-        min(m.node / m.devices_per_node for m in machines), max(m.inter_latency for m in machines), machines,
-    )
+    return Cluster(name, tuple(_machine(path, p, str(p.get("name", f"pool {i}"))) for i, p in enumerate(pools)))
 
 
 def _machine(path: Path, table: Mapping[str, Any], name: str) -> Machine:

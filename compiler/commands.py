@@ -11,7 +11,8 @@ from typing import Optional, Sequence
 
 from compiler.cluster import Cluster, local_cluster
 from compiler.cluster_file import read_cluster
-from compiler.compile import compile_program, lower_and_place, program_folder, read_shapes
+from compiler.compile import Observer as Watch
+from compiler.compile import Placer, compile_program, lower_and_place, program_folder, read_shapes, unobserved
 from compiler.explain import explain_json, explain_text
 from compiler.ir import FlowGraph
 from compiler.passes import NAMES
@@ -52,7 +53,7 @@ def explain_command(args: Namespace) -> int:
     """
     began = time.perf_counter()
     cluster = cluster_of(args)
-    if cluster.machines and args.ranks is None and not is_plan(args.program):
+    if not cluster.is_local and args.ranks is None and not is_plan(args.program):
         return _explain_placement(args, cluster)
     plan = load_plan(Path(args.program)) if is_plan(args.program) else compile_file(args, args.ranks)[0]
     seconds = time.perf_counter() - began

@@ -21,16 +21,41 @@ class Reached:
 
 @dataclass(frozen=True)
 class Engine:
-    """What the host adds, in seconds. Its work runs ahead of the device's, except where the two wait for each other.
+    """What the host adds, in seconds.
 
     layer: to launch the kernels of one layer, forward (a captured graph: a few microseconds; eager: some hundred)
     collective: to enter one collective inside a layer, until the slowest of its ranks has come
     call: around each call of a model: dispatch, buffers, collecting results
+    step: around each other step of a plan: a transfer, an equation
+    ahead: whether launching runs ahead of the device and is waited for only where it is slower, as on a GPU; on a CPU
+    the two add up
     """
 
     layer: float = 30e-6
     collective: float = 10e-6
     call: float = 0.05
+    step: float = 0.0
+    ahead: bool = True
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes that the software keeps.
+
+    weight: of an element of weights, activations and key/value caches; gradient: of an element
+    states: of a parameter, the optimizer's moments and its copy of weights that have fewer bits
+    sharded: whether data shards divide the states among them (Rajbhandari et al., arXiv 1910.02054, stage 1)
+    in_place: whether generation reads the training shard where it is part of the generation shard
+    """
+
+    weight: int = 2
+    gradient: int = 4
+    states: int = 12
+    sharded: bool = True
+    in_place: bool = True
+
+
+SINGLE = Storage(4, 4, 8, sharded=False, in_place=False)  # 32 bits throughout, as this project's runtime keeps it
 
 
 @dataclass(frozen=True)
@@ -55,6 +80,7 @@ class Machine:
     inter_latency: float
     reached: Reached = Reached()
     engine: Engine = Engine()
+    storage: Storage = Storage()
 
     @property
     def devices(self) -> int:

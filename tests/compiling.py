@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from compiler.cluster import Cluster, Device
+from compiler.cluster import Cluster
 from compiler.compile import compile_program
+from compiler.machine import SINGLE, Engine, Machine, Reached
 from compiler.plan import Plan
 from rlhf_dsl.frontend import load, loads
 from rlhf_dsl.typed import Checked
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-CLUSTER = Cluster("test", 1, 8, Device(1e12, 16e9, 1e11), 1e10, 1e9, 1e-5)
+CLUSTER = Cluster("test", (Machine("test", 1, 8, 1e12, 16e9, 1e11, 1e10, 1e9, 1e10, 1e-5, 1e-5,
+                                   Reached(1.0, 1.0, 1.0, 1.0), Engine(1e-5, 1e-5, 0.0), SINGLE),))
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 96, "eos_token_id": 1, "bos_token_id": 2,

@@ -17,7 +17,7 @@ from compiler.cost.sizes import sizes_of
 from compiler.cost.training import Micro
 from compiler.cost.workload import GENERATE, TRAIN, Call
 from compiler.layout import ModelLayout, generation_layout
-from compiler.machine import Engine, Machine, Reached
+from compiler.machine import SINGLE, Engine, Machine, Reached
 from compiler.redistribute import redistribute
 from compiler.shapes import ModelShape, parameters
 from compiler.weights import WeightLayout
@@ -109,7 +109,7 @@ def test_a_long_forward_is_bound_by_computing():
 def test_decoding_is_bound_by_weights_then_by_the_cache():
     one = machine()
     assert layer_decode(one, LLAMA, 1, 1, 1).total == pytest.approx(2 * LLAMA.layer / 2e12, rel=1e-3)
-    cache = 64 * 4096 * LLAMA.kv / 2e12
+    cache = 2 * 64 * 4096 * LLAMA.kv / 2e12
     assert layer_decode(one, LLAMA, 1, 64, 4096).total == pytest.approx(2 * LLAMA.layer / 2e12 + cache, rel=1e-6)
 
 
@@ -118,6 +118,8 @@ def test_the_host_is_waited_for_only_where_it_is_slower():
     assert layer_decode(slow, LLAMA, 1, 1, 1).total == pytest.approx(1e-3)
     assert layer_decode(slow, LLAMA, 2, 1, 1).total == pytest.approx(1e-3 + 2e-4, rel=1e-3)
     assert layer_forward(slow, LLAMA, 1, 65536, 2048).host == 0
+    late = dataclasses.replace(slow, engine=Engine(1e-3, 1e-4, 0.0, ahead=False))
+    assert layer_forward(late, LLAMA, 1, 65536, 2048).host == 1e-3
 
 
 # ---- training --------------------------------------------------------------------------------------
@@ -127,45 +129,57 @@ CALL = Call("m", TRAIN, 256, 1024, 1024, minibatches=4)
 
 def test_the_bubble_of_a_pipeline():
     one = machine(node=1e18, intra=1e18, memory_bandwidth=1e18)
-    flat = training.train_time(one, LLAMA, Degrees(1, 1, 4), CALL, Micro(1, False))
-    piped = training.train_time(one, LLAMA, Degrees(1, 4, 1), CALL, Micro(1, False))
-    head = 3 * 4 * 64 * 2048 * LLAMA.head_flops / 3e14
+    flat = training.passes_time(one, LLAMA, Degrees(1, 1, 4), 16, Micro(1, False), 2048)
+    piped = training.passes_time(one, LLAMA, Degrees(1, 4, 1), 64, Micro(1, False), 2048)
+    head = 3 * 64 * 2048 * LLAMA.head_flops / 3e14
     assert piped.bubble / piped.compute == pytest.approx(3 / 64)
     assert piped.compute - head == pytest.approx(flat.compute - head / 4, rel=1e-6)
 
 
 def test_recomputing_costs_a_forward():
     one = machine(memory_bandwidth=1e18)
-    times = [training.train_time(one, LLAMA, Degrees(1, 1, 1), CALL, Micro(1, r)).compute for r in (False, True)]
-    head = 3 * 256 * 2048 * LLAMA.head_flops / 3e14
+    times = [training.passes_time(one, LLAMA, Degrees(1, 1, 1), 64, Micro(1, r), 2048).compute for r in (False, True)]
+    head = 3 * 64 * 2048 * LLAMA.head_flops / 3e14
     assert (times[1] - head) / (times[0] - head) == pytest.approx(4 / 3)
 
 
 def test_states_take_eighteen_bytes_a_parameter():
     degrees = Degrees(1, 1, 1)
-    held = training.weight_bytes(LLAMA, 1) + training.gradient_bytes(LLAMA, degrees)
-    assert held + training.state_bytes(LLAMA, degrees) == 18 * LLAMA.parameters
-    assert training.state_bytes(LLAMA, Degrees(1, 1, 4)) == 3 * LLAMA.parameters
+    held = training.weight_bytes(machine(), LLAMA, degrees) + training.gradient_bytes(machine(), LLAMA, degrees)
+    assert held + training.state_bytes(machine(), LLAMA, degrees) == 18 * LLAMA.parameters
+    assert training.state_bytes(machine(), LLAMA, Degrees(1, 1, 4)) == 3 * LLAMA.parameters
+    assert training.state_bytes(machine(storage=SINGLE), LLAMA, Degrees(1, 1, 4)) == 8 * LLAMA.parameters
 
 
 def test_activations_shrink_with_recomputing_and_tensor_parallelism():
-    size = lambda tp, recompute: training.activation_bytes(LLAMA, Degrees(tp, 1, 1), CALL, Micro(4, recompute))
+    size = lambda tp, recompute: training.activation_bytes(machine(), LLAMA, Degrees(tp, 1, 1), CALL, Micro(4, recompute))
     assert size(1, True) < size(1, False) / 4
     assert size(8, False) == pytest.approx(size(1, False) / 8)
 
 
 def test_gradients_cross_nodes_once_a_step():
-    times = training.train_time(machine(), LLAMA, Degrees(8, 1, 2), CALL, Micro(1, False))
-    ring = (4 + 2) * LLAMA.held(8, 1) / 2 / (2.5e10 / 8)
-    assert times.gradients == pytest.approx(4 * ring)
+    ring = LLAMA.held(8, 1) / 2 / (2.5e10 / 8)
+    assert training.step_time(machine(), LLAMA, Degrees(8, 1, 2)).gradients == pytest.approx((4 + 2) * ring)
+    whole = training.step_time(machine(storage=SINGLE), LLAMA, Degrees(8, 1, 2))
+    assert whole.gradients == pytest.approx((4 + 4) * ring)
+    assert whole.optimizer == pytest.approx((4 + 2 * 8 + 4) * LLAMA.held(8, 1) / 2e12)
+
+
+def test_training_is_its_passes_and_steps():
+    one, degrees, micro = machine(), Degrees(2, 2, 2), Micro(2, True)
+    once = training.passes_time(one, LLAMA, degrees, 32, micro, 2048).total
+    step = training.step_time(one, LLAMA, degrees).total
+    assert training.train_time(one, LLAMA, degrees, CALL, micro) == pytest.approx(4 * (once + step))
+    twice = dataclasses.replace(CALL, epochs=2)
+    assert training.train_time(one, LLAMA, degrees, twice, micro) == pytest.approx(8 * (once + step))
 
 
 # ---- generation ------------------------------------------------------------------------------------
 
 def test_the_cache_of_a_token():
-    assert LLAMA.kv_bytes(1) == 2 * 32 * 4096 * 2
+    assert LLAMA.cached(1) == 2 * 32 * 4096
     grouped = sizes_of(model_shape("llama-2-70b"), "policy")
-    assert grouped.kv_bytes(8) == grouped.kv_bytes(16) == grouped.kv_bytes(1) / 8
+    assert grouped.cached(8) == grouped.cached(16) == grouped.cached(1) / 8
 
 
 def test_waves_repeat_the_reading_of_weights():
@@ -176,10 +190,32 @@ def test_waves_repeat_the_reading_of_weights():
 
 
 def test_the_tail_of_the_lengths_is_waited_for():
+    """Rows that have ended are not read for: twice the steps, less than twice the seconds. No tail, no difference."""
     one, call = machine(), Call("m", GENERATE, 64, 128, 512)
-    late = dataclasses.replace(call, longest=1024)
-    times = [generation.generate_time(one, LLAMA, Degrees(1, 1, 1), c, 64).decode for c in (call, late)]
-    assert times[1] == pytest.approx(2 * times[0])
+    times = [generation.generate_time(one, LLAMA, Degrees(1, 1, 1), dataclasses.replace(call, longest=longest), 64).decode
+             for longest in (0, 512, 1024, 4096)]
+    weights = 2 * (32 * LLAMA.layer + LLAMA.head) / 2e12
+    assert times[0] == times[1]
+    assert times[0] + 512 * weights < times[2] < 2 * times[0]
+    assert times[3] > 4096 * weights
+
+
+def test_a_tail_keeps_the_mean():
+    """Where keys and values alone cost, all tokens of all lengths are as many as those of the mean."""
+    one = machine(memory_bandwidth=1e18, flops=1e12)
+    call = Call("m", GENERATE, 64, 1e6, 512)  # a long context, of which the response is a small part
+    times = [generation.generate_time(one, LLAMA, Degrees(1, 1, 1), dataclasses.replace(call, longest=longest), 64).compute
+             for longest in (512, 1024)]
+    assert times[1] == pytest.approx(times[0], rel=0.02)
+
+
+def test_rows_enter_for_those_that_end():
+    """Two waves: the first takes the mean, the last waits for the longest."""
+    one, call = machine(), Call("m", GENERATE, 64, 128, 512, longest=1024)
+    times = {n: generation.generate_time(one, LLAMA, Degrees(1, 1, 1), c, 32).decode
+             for n, c in ((64, call), (32, dataclasses.replace(call, rows=32)))}
+    mean = dataclasses.replace(call, rows=32, longest=0)
+    assert times[64] - times[32] == pytest.approx(generation.generate_time(one, LLAMA, Degrees(1, 1, 1), mean, 32).decode)
 
 
 @pytest.mark.parametrize("train, tp", [((4, 1, 1), 2), ((4, 2, 1), 2), ((2, 2, 2), 2), ((4, 1, 2), 1), ((2, 1, 1), 2)])

@@ -183,9 +183,9 @@ def generations() -> Iterator[Generation]:
 
 def generation_seconds(one: Machine, sizes, train: Degrees, degrees: Degrees, call: Call) -> float:
     """Transition and generation with the fullest cache beside the actor's training state."""
-    resident = (training.weight_bytes(sizes, train.tp, train.pp) + training.gradient_bytes(sizes, train)
-                + training.state_bytes(sizes, train) + generation.generation_weight_bytes(sizes, train, degrees))
-    each = generation.cache_bytes(sizes, degrees, call, 1)
+    resident = generation.generation_weight_bytes(one, sizes, train, degrees) + sum(
+        kept(one, sizes, train) for kept in (training.weight_bytes, training.gradient_bytes, training.state_bytes))
+    each = generation.cache_bytes(one, sizes, degrees, call, 1)
     most = min(int((one.usable - resident) // each), call.rows // degrees.dp)
     waves = math.ceil(call.rows / degrees.dp / most)
     times = generation.generate_time(one, sizes, degrees, call, math.ceil(call.rows / degrees.dp / waves))
@@ -275,6 +275,9 @@ _UNITS = (
     ("intra", "GB/s of a device inside its node", 1e9), ("node", "GB/s of a node", 1e9),
     ("host", "GB/s to the host", 1e9), ("intra_latency", "us", 1e-6), ("inter_latency", "us", 1e-6),
 )
+_SOFTWARE = (*(("reached", name, "") for name in ("matmul", "memory_bandwidth", "links", "memory")),
+             *(("engine", name, ", s") for name in ("layer", "collective", "call")),
+             *(("storage", name, ", bytes") for name in ("weight", "gradient", "states")))
 
 
 def _constants() -> list[str]:
@@ -288,10 +291,9 @@ def _constants() -> list[str]:
     both = [machine(p, 128) for p in (DATA / "real-h100.toml", ROOT / "programs" / "clusters" / "a100-16x8.toml")]
     for name, unit, scale in _UNITS:
         lines.append(f"| {name}, {unit} | " + " | ".join(f"{getattr(m, name) / scale:g}" for m in both) + " |")
-    for part in ("reached", "engine"):
-        for field in dataclasses.fields(getattr(both[0], part)):
-            cells = " | ".join(f"{getattr(getattr(m, part), field.name):g}" for m in both)
-            lines.append(f"| {part}.{field.name}{', s' if part == 'engine' else ''} | {cells} |")
+    for part, name, unit in _SOFTWARE:
+        cells = " | ".join(f"{getattr(getattr(m, part), name):g}" for m in both)
+        lines.append(f"| {part}.{name}{unit} | {cells} |")
     return lines
 
 

@@ -9,17 +9,29 @@ from typing import NamedTuple
 from compiler.cost.compute import head_forward, layer_decode, layer_forward, stream
 from compiler.cost.layouts import Degrees
 from compiler.cost.links import group_link, send
-from compiler.cost.sizes import BF16, Sizes
-from compiler.cost.training import FORWARD_TOKENS, weight_bytes
+from compiler.cost.sizes import Sizes
+from compiler.cost.training import FORWARD_TOKENS
 from compiler.cost.workload import Call
 from compiler.machine import Machine
 
+TAIL = 8  # points at which the end of a wave is looked at, where responses end one by one
+
 
 class GenerateTime(NamedTuple):
-    """Seconds of an iteration."""
+    """Seconds of an iteration: prompts, and of decoding what devices compute, collectives, and waiting for the host.
+
+    handed: to next stages of a pipeline
+    """
 
     prefill: float
-    decode: float
+    compute: float
+    tensor: float
+    host: float
+    handed: float
+
+    @property
+    def decode(self) -> float:
+        return self.compute + self.tensor + self.host + self.handed
 
     @property
     def total(self) -> float:
@@ -27,7 +39,7 @@ class GenerateTime(NamedTuple):
 
 
 def generate_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, sequences: int) -> GenerateTime:
-    """sequences: how many of a replica's rows its key/value cache holds at once; the rest follow in waves."""
+    """sequences: how many of a replica's rows its key/value cache holds at once; the rest follow as others end."""
     rows = math.ceil(call.rows / degrees.dp)
     return _generate(machine, sizes, degrees.tp, degrees.pp, degrees.dp, rows, min(rows, sequences), call)
 
@@ -35,35 +47,55 @@ def generate_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, 
 @functools.lru_cache(maxsize=200_000)
 def _generate(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int, sequences: int,
               call: Call) -> GenerateTime:
+    """All but the last wave take the mean length, as rows enter for those that end; the last waits for the longest."""
     chunks = math.ceil(rows * call.prompt / FORWARD_TOKENS)
     tokens = rows * call.prompt / chunks
     stage = sizes.stage_layers(pp) * layer_forward(machine, sizes, tp, tokens, call.prompt).total
     full, rest = divmod(rows, sequences)
-    decode = full * _wave(machine, sizes, tp, pp, dp, sequences, call)
-    decode += _wave(machine, sizes, tp, pp, dp, rest, call) if rest else 0.0
-    return GenerateTime((chunks + pp - 1) * stage, decode)
+    last = rest or sequences
+    waves = [(full - (not rest), sequences, 0.0), (1, last, call.tail)]
+    parts = [tuple(count * x for x in _wave(machine, sizes, tp, pp, dp, n, call, tail))
+             for count, n, tail in waves if count]
+    return GenerateTime((chunks + pp - 1) * stage, *map(sum, zip(*parts)))
 
 
-def _wave(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, sequences: int, call: Call) -> float:
-    """All responses of `sequences` rows. The stages of a pipeline work on parts of them in turn, so that a token of
-    all takes pp parts through all of a stage's layers."""
+def _wave(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, sequences: int, call: Call,
+          tail: float) -> tuple[float, ...]:
+    """(compute, tensor, host, handed) of all responses of `sequences` rows.
+
+    tail: longest / mean - 1. At the share s of the steps of the longest, (1 - s) ** tail of the rows are not at their
+    end: all until the last step if tail is 0, evenly spread ends if it is 1, few long ones if it is more. The mean
+    follows.
+    """
+    if not tail:
+        return tuple(call.response * x for x in _step(machine, sizes, tp, pp, dp, sequences,
+                                                      call.prompt + call.response / 2))
+    steps = call.response * (1 + tail)
+    shares = [(i + 0.5) / TAIL for i in range(TAIL)]
+    parts = [_step(machine, sizes, tp, pp, dp, max(1.0, sequences * (1 - s) ** tail), call.prompt + s * steps)
+             for s in shares]
+    return tuple(steps / TAIL * x for x in map(sum, zip(*parts)))
+
+
+def _step(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, sequences: float,
+          context: float) -> tuple[float, ...]:
+    """A token of each row. The stages of a pipeline work on parts of the rows in turn, so that a token of all takes pp
+    parts through all of a stage's layers."""
     part = sequences / min(pp, sequences)
-    context = call.prompt + call.response / 2
-    stage = sizes.stage_layers(pp) * layer_decode(machine, sizes, tp, part, context).total
-    stage += head_forward(machine, sizes, tp, part)
-    if pp > 1:
-        stage += send(group_link(machine, pp, tp * dp), BF16 * part * sizes.hidden)
-    return call.steps * pp * stage
+    layers, one = sizes.stage_layers(pp), layer_decode(machine, sizes, tp, part, context)
+    compute = layers * one.compute + head_forward(machine, sizes, tp, part)
+    handed = send(group_link(machine, pp, tp * dp), machine.storage.weight * part * sizes.hidden) if pp > 1 else 0.0
+    return pp * compute, pp * layers * one.tensor, pp * layers * one.host, pp * handed
 
 
-def transition_bytes(sizes: Sizes, train: Degrees, generate: Degrees) -> float:
-    """Bytes that each device receives on the way from its training to its generation shard.
+def transition_bytes(sizes: Sizes, train: Degrees, generate: Degrees, width: int = 2) -> float:
+    """Bytes that each device receives on the way from its training to its generation shard. width: of an element
 
     HybridFlow's grouping (arXiv 2409.19256, section 5.3): where tp of generation divides that of training, the
     training shard, 1 / (t p) of the model, is part of the generation shard, 1 / (t_g p_g), and (d_g - 1) / (t p) is
     received; where it is a multiple, a device keeps what lies in both.
     """
-    model = BF16 * sizes.parameters
+    model = width * sizes.parameters
     target, source = generate.tp * generate.pp, train.tp * train.pp
     kept = min(1 / source, 1 / (max(generate.tp, train.tp) * max(generate.pp, train.pp)))
     return model * max(1 / target - kept, 0.0)
@@ -74,7 +106,8 @@ def transition_time(machine: Machine, sizes: Sizes, train: Degrees, generate: De
 
     Devices of a node that need the same bytes fetch them once and share them.
     """
-    received = transition_bytes(sizes, train, generate)
+    width = machine.storage.weight
+    received = transition_bytes(sizes, train, generate, width)
     if not received:
         return 0.0
     far = 0.0
@@ -82,20 +115,20 @@ def transition_time(machine: Machine, sizes: Sizes, train: Degrees, generate: De
         stages_here = max(1, machine.devices_per_node // (train.tp * train.dp))
         missing = max(1 / generate.pp - stages_here / train.pp, 0.0)
         distinct = min(machine.devices_per_node, generate.tp) / generate.tp
-        far = BF16 * sizes.parameters * missing * distinct
+        far = width * sizes.parameters * missing * distinct
     near = received / (machine.intra * machine.reached.links)
     return machine.inter_latency + near + far / (machine.node * machine.reached.links) + stream(machine, 2 * received)
 
 
-def generation_weight_bytes(sizes: Sizes, train: Degrees, generate: Degrees) -> float:
-    """Bytes beside the training weights: the generation shard, less the training shard that is part of it."""
-    return transition_bytes(sizes, train, generate)
+def generation_weight_bytes(machine: Machine, sizes: Sizes, train: Degrees, generate: Degrees) -> float:
+    """Bytes beside the training weights: the generation shard, less the training shard where that is part of it and
+    is read in place."""
+    width = machine.storage.weight
+    if machine.storage.in_place:
+        return transition_bytes(sizes, train, generate, width)
+    return width * sizes.held(generate.tp, generate.pp)
 
 
-def cache_bytes(sizes: Sizes, degrees: Degrees, call: Call, sequences: int) -> float:
+def cache_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, sequences: int) -> float:
     """Of `sequences` whole sequences of one replica, on each device."""
-    return sequences * (call.prompt + call.steps) * sizes.kv_bytes(degrees.tp, degrees.pp)
-
-
-__all__ = ["GenerateTime", "cache_bytes", "generate_time", "generation_weight_bytes", "transition_bytes",
-           "transition_time", "weight_bytes"]
+    return machine.storage.weight * sequences * (call.prompt + call.steps) * sizes.cached(degrees.tp, degrees.pp)

@@ -129,14 +129,14 @@ class CostModel:
 
     def _all_reduce(self, held: float, ranks: int) -> float:
         """A ring: 2 (n - 1) / n of the bytes through each rank's link."""
-        return 2 * (ranks - 1) / ranks * held / self.bandwidth + 2 * (ranks - 1) * self.cluster.latency
+        return 2 * (ranks - 1) / ranks * held / self.bandwidth + 2 * (ranks - 1) * self.cluster.machines[0].inter_latency
 
     def _transfer(self, step: Any, part: float) -> float:
-        return part * self.moved(step).per_rank / self.bandwidth + self.cluster.latency
+        return part * self.moved(step).per_rank / self.bandwidth + self.cluster.machines[0].inter_latency
 
     def _reshard(self, step: Any, part: float) -> float:
         moved = self.moved(step)
-        return moved.per_rank / self.bandwidth + (self.cluster.latency if moved.total else 0)
+        return moved.per_rank / self.bandwidth + (self.cluster.machines[0].inter_latency if moved.total else 0)
 
     def _local(self, step: Any, part: float) -> float:
         """Equations and the like, which read and write each of their values about once."""
@@ -147,8 +147,8 @@ class CostModel:
     @property
     def bandwidth(self) -> float:
         """Of the slowest link that a plan of this size crosses."""
-        inside = self.plan.world <= self.cluster.devices_per_node
-        return self.cluster.intra_bandwidth if inside else self.cluster.inter_bandwidth
+        machine = self.cluster.machines[0]
+        return machine.intra if self.plan.world <= machine.devices_per_node else machine.node / machine.devices_per_node
 
     # ---- bytes
 
@@ -191,7 +191,7 @@ class CostModel:
             return 0.0
         layout: ModelLayout = resolve(self.plan.layouts, name)
         shape, role = shape_of(self.plan, model), self.plan.models[model].role
-        sizes = (local_tensors(shape, role, layout, r, engine_of(name)) for r in layout.ranks)
+        sizes = (local_tensors(shape, role, layout, r, engine_of(self.plan.layouts, name)) for r in layout.ranks)
         return max(sum(math.prod(s) for s in tensors.values()) for tensors in sizes) * FLOAT
 
     def _activations(self, model: str) -> float:

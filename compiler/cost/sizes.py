@@ -1,4 +1,4 @@
-"""Parameters, FLOP and bytes of a model's parts."""
+"""Parameters, FLOP and elements of a model's parts; bytes follow from `machine.Storage`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 from compiler.shapes import ModelShape
 
-BF16, FP32 = 2, 4
-STATES = 12  # bytes of a parameter's fp32 copy and Adam moments
-ACTIVATION = 34  # bytes a token, layer and hidden element that training keeps (arXiv 2205.05198, equation 2, without
-#                  the quadratic term, which flash attention does not store)
+FP32 = 4
+ACTIVATION = 17  # elements a token, layer and hidden element that training keeps (arXiv 2205.05198, equation 2: 34
+#                  bytes in 16 bit, without the quadratic term, which flash attention does not store)
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Of one model; parameters counted without biases and norms, which are less than a thousandth.
 
-    layer: parameters of a layer; embedding, head: of the two ends; query: heads * head_dim; kv: bytes of keys and
-    values a token and layer in bf16; head_flops: FLOP of the head a token, forward
+    layer: parameters of a layer; embedding, head: of the two ends; query: heads * head_dim; kv: elements of keys
+    and values a token and layer; head_flops: FLOP of the head a token, forward
     """
 
     layers: int
@@ -46,8 +45,8 @@ class Sizes:
     def stage_layers(self, pp: int) -> int:
         return -(-self.layers // pp)
 
-    def kv_bytes(self, tp: int, pp: int = 1) -> float:
-        """Bytes a token of a sequence on each device; with fewer key/value heads than tp they are repeated."""
+    def cached(self, tp: int, pp: int = 1) -> float:
+        """Elements that a token of a sequence has in the key/value cache of each device; with fewer key/value heads than tp they are repeated."""
         return self.kv * self.stage_layers(pp) / min(tp, self.kv_heads)
 
     @property
@@ -62,4 +61,4 @@ def sizes_of(shape: ModelShape, role: str) -> Sizes:
     policy = role == "policy"
     head = shape.hidden * (shape.vocab * (not shape.tied) if policy else 1)
     return Sizes(shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn, shape.vocab, policy, layer,
-                 shape.vocab * shape.hidden, head, query, 2 * key * BF16)
+                 shape.vocab * shape.hidden, head, query, 2 * key)

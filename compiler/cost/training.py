@@ -9,27 +9,35 @@ from typing import NamedTuple
 from compiler.cost.compute import head_forward, layer_forward, stream
 from compiler.cost.layouts import Degrees
 from compiler.cost.links import gather, group_link, send
-from compiler.cost.sizes import ACTIVATION, BF16, FP32, STATES, Sizes
+from compiler.cost.sizes import ACTIVATION, FP32, Sizes
 from compiler.cost.workload import Call
 from compiler.machine import Machine
 
 FORWARD_TOKENS = 16384  # of a micro-batch without gradients
-OPTIMIZER_BYTES = 30  # a parameter: gradient, copy and moments are read, copy, moments and bf16 weight are written
 
 
-class TrainTime(NamedTuple):
-    """Seconds of an iteration. bubble: where a stage of the pipeline waits for others."""
+class PassTime(NamedTuple):
+    """Seconds of micro-batches through a pipeline. bubble: where a stage waits for others."""
 
     compute: float
     tensor: float
     host: float
     bubble: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.tensor + self.host + self.bubble
+
+
+class StepTime(NamedTuple):
+    """Seconds of an optimizer step."""
+
     gradients: float
     optimizer: float
 
     @property
     def total(self) -> float:
-        return sum(self)
+        return self.gradients + self.optimizer
 
 
 class Micro(NamedTuple):
@@ -39,27 +47,31 @@ class Micro(NamedTuple):
     recompute: bool
 
 
-def train_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, micro: Micro) -> TrainTime:
-    """Backward costs twice a forward in compute and the same in collectives; with recomputation a forward more.
-
-    One forward and one backward in turn: (m + pp - 1) / m of the time of m micro-batches (Narayanan et al., arXiv
-    2104.04473, section 2.2). Gradients are reduce-scattered in fp32 and weights gathered in bf16 (Rajbhandari et al.,
-    arXiv 1910.02054, stage 1).
-    """
-    rows = max(1, math.ceil(call.rows / call.minibatches / degrees.dp))
-    once = _passes(machine, sizes, degrees.tp, degrees.pp, degrees.dp, rows, micro, call.length)
-    held = sizes.held(degrees.tp, degrees.pp)
-    data = group_link(machine, degrees.dp, degrees.tp)
-    gradients = gather(data, degrees.dp, FP32 * held) + gather(data, degrees.dp, BF16 * held)
-    optimizer = stream(machine, OPTIMIZER_BYTES * held / degrees.dp)
+def train_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, micro: Micro) -> float:
+    """Seconds of an iteration's training."""
     steps = call.epochs * call.minibatches
-    return TrainTime(*(steps * x for x in once), steps * gradients, steps * optimizer)
+    once = passes_time(machine, sizes, degrees, minibatch_rows(degrees, call), micro, call.length)
+    return steps * (once.total + step_time(machine, sizes, degrees).total)
+
+
+def minibatch_rows(degrees: Degrees, call: Call) -> int:
+    """Rows of a mini-batch on the data shard that has most."""
+    return max(1, math.ceil(call.rows / call.minibatches / degrees.dp))
+
+
+def passes_time(machine: Machine, sizes: Sizes, degrees: Degrees, rows: int, micro: Micro, length: float) -> PassTime:
+    """Forward and backward of `rows` rows of a data shard.
+
+    Backward costs twice a forward in compute and the same in collectives; with recomputation a forward more. One
+    forward and one backward in turn: (m + pp - 1) / m of the time of m micro-batches (Narayanan et al., arXiv
+    2104.04473, section 2.2).
+    """
+    return _passes(machine, sizes, degrees.tp, degrees.pp, degrees.dp, rows, micro, length)
 
 
 @functools.lru_cache(maxsize=200_000)
 def _passes(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int, micro: Micro,
-            length: float) -> tuple[float, float, float, float]:
-    """(compute, tensor, host, bubble) of one mini-batch."""
+            length: float) -> PassTime:
     count = math.ceil(rows / micro.samples)
     tokens = rows / count * length
     one = layer_forward(machine, sizes, tp, tokens, length)
@@ -70,67 +82,89 @@ def _passes(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int
     host = layers * one.host * (1 + again)
     handed = 2 * _handed(machine, sizes, tp, pp, dp, tokens)
     busy = compute + tensor + host
-    return count * compute, count * tensor, count * host, (pp - 1) * busy + (count + pp - 1) * handed
-
-
-def forward_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call) -> float:
-    """Seconds of scoring all rows."""
-    rows = max(1, math.ceil(call.rows / degrees.dp))
-    return _forward(machine, sizes, degrees.tp, degrees.pp, degrees.dp, rows, call.length)
+    return PassTime(count * compute, count * tensor, count * host, (pp - 1) * busy + (count + pp - 1) * handed)
 
 
 @functools.lru_cache(maxsize=200_000)
-def _forward(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int, length: float) -> float:
-    count = math.ceil(rows * length / FORWARD_TOKENS)
-    if pp > 1:
+def step_time(machine: Machine, sizes: Sizes, degrees: Degrees) -> StepTime:
+    """Gradients are summed in 32 bit over data shards: all-reduced, or, where these divide the states, reduce-scattered,
+    and the weights gathered (Rajbhandari et al., arXiv 1910.02054, stage 1). Then Adam streams through its states."""
+    storage, held = machine.storage, sizes.held(degrees.tp, degrees.pp)
+    data = group_link(machine, degrees.dp, degrees.tp)
+    back = storage.weight if storage.sharded else FP32
+    summed = gather(data, degrees.dp, FP32 * held) + gather(data, degrees.dp, back * held)
+    mine = held / degrees.dp if storage.sharded else held
+    return StepTime(summed, stream(machine, _step_bytes(machine) * mine))
+
+
+def _step_bytes(machine: Machine) -> int:
+    """Of a parameter: gradient and states are read, states and weight written."""
+    storage = machine.storage
+    return storage.gradient + 2 * storage.states + storage.weight
+
+
+def forward_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, samples: int = 0) -> PassTime:
+    """Scoring all rows. samples: of a micro-batch; 0: as many as have FORWARD_TOKENS tokens"""
+    rows = max(1, math.ceil(call.rows / degrees.dp))
+    return _forward(machine, sizes, degrees.tp, degrees.pp, degrees.dp, rows, call.length, samples)
+
+
+@functools.lru_cache(maxsize=200_000)
+def _forward(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int, length: float,
+             samples: int) -> PassTime:
+    count = math.ceil(rows / samples) if samples else math.ceil(rows * length / FORWARD_TOKENS)
+    if pp > 1 and not samples:
         count = max(count, min(rows, 4 * pp))
     tokens = rows * length / count
-    stage = sizes.stage_layers(pp) * layer_forward(machine, sizes, tp, tokens, length).total
-    stage += head_forward(machine, sizes, tp, tokens)
-    return (count + pp - 1) * (stage + _handed(machine, sizes, tp, pp, dp, tokens))
+    layers, one = sizes.stage_layers(pp), layer_forward(machine, sizes, tp, tokens, length)
+    compute = layers * one.compute + head_forward(machine, sizes, tp, tokens)
+    busy, handed = compute + layers * (one.tensor + one.host), _handed(machine, sizes, tp, pp, dp, tokens)
+    return PassTime(count * compute, count * layers * one.tensor, count * layers * one.host,
+                    (pp - 1) * busy + (count + pp - 1) * handed)
 
 
 def _handed(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, tokens: float) -> float:
     """Seconds to hand a micro-batch to the next stage of a pipeline, each tensor shard its part."""
     if pp == 1:
         return 0.0
-    return machine.engine.collective + send(group_link(machine, pp, tp * dp), BF16 * tokens * sizes.hidden / tp)
+    size = machine.storage.weight * tokens * sizes.hidden / tp
+    return machine.engine.collective + send(group_link(machine, pp, tp * dp), size)
 
 
 # ---- memory ----------------------------------------------------------------------------------------
 
-def weight_bytes(sizes: Sizes, tp: int, pp: int = 1) -> float:
-    return BF16 * sizes.held(tp, pp)
+def weight_bytes(machine: Machine, sizes: Sizes, degrees: Degrees) -> float:
+    return machine.storage.weight * sizes.held(degrees.tp, degrees.pp)
 
 
-def gradient_bytes(sizes: Sizes, degrees: Degrees) -> float:
-    return FP32 * sizes.held(degrees.tp, degrees.pp)
+def gradient_bytes(machine: Machine, sizes: Sizes, degrees: Degrees) -> float:
+    return machine.storage.gradient * sizes.held(degrees.tp, degrees.pp)
 
 
-def state_bytes(sizes: Sizes, degrees: Degrees) -> float:
-    """Each data shard keeps the optimizer's states of its part (arXiv 1910.02054, stage 1)."""
-    return STATES * sizes.held(degrees.tp, degrees.pp) / degrees.dp
+def state_bytes(machine: Machine, sizes: Sizes, degrees: Degrees) -> float:
+    shards = degrees.dp if machine.storage.sharded else 1
+    return machine.storage.states * sizes.held(degrees.tp, degrees.pp) / shards
 
 
-def activation_bytes(sizes: Sizes, degrees: Degrees, call: Call, micro: Micro) -> float:
+def activation_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, micro: Micro) -> float:
     """On the fullest stage: the first holds up to pp micro-batches, the last one and its logits.
 
     Sequence parallelism cuts all activations by tp (arXiv 2205.05198, equation 4); with recomputation a layer's input
-    stays, 2 bytes a hidden element, and one layer in full.
+    stays, and one layer in full.
     """
-    rows = max(1, math.ceil(call.rows / call.minibatches / degrees.dp))
+    width, rows = machine.storage.weight, minibatch_rows(degrees, call)
     tokens = min(micro.samples, rows) * call.length
     layers = sizes.stage_layers(degrees.pp)
-    kept = layers * BF16 + ACTIVATION if micro.recompute else layers * ACTIVATION
-    one = tokens * sizes.hidden * kept
+    kept = layers + ACTIVATION if micro.recompute else layers * ACTIVATION
+    one = width * tokens * sizes.hidden * kept
     logits = 2 * FP32 * tokens * sizes.vocab if sizes.policy else 0.0
     first = one * min(degrees.pp, math.ceil(rows / micro.samples))
     return max(first + (logits if degrees.pp == 1 else 0.0), one + logits) / degrees.tp
 
 
-def forward_bytes(sizes: Sizes, degrees: Degrees, call: Call) -> float:
+def forward_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, samples: int = 0) -> float:
     """One layer's activations and the logits of a micro-batch."""
     rows = max(1, math.ceil(call.rows / degrees.dp))
-    tokens = min(rows * call.length, max(FORWARD_TOKENS, call.length))
+    most = samples * call.length if samples else max(FORWARD_TOKENS, call.length)
     logits = FP32 * sizes.vocab if sizes.policy else 0
-    return tokens * (ACTIVATION * sizes.hidden + logits) / degrees.tp
+    return min(rows * call.length, most) * (ACTIVATION * machine.storage.weight * sizes.hidden + logits) / degrees.tp

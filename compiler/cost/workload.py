@@ -43,7 +43,7 @@ class PlacedModel:
 class Call:
     """One use of a model in an iteration, over `rows` samples of `prompt` and `response` tokens on average.
 
-    longest: the length that a synchronous generation waits for; 0: all are as long as the average
+    longest: tokens of the longest response; 0: all are as long as the average
     minibatches: optimizer steps an epoch; every sample is seen `epochs` times
     """
 
@@ -65,6 +65,11 @@ class Call:
     def steps(self) -> float:
         """Decoding steps until the last sample ends."""
         return max(self.longest, self.response)
+
+    @property
+    def tail(self) -> float:
+        """By how many times the mean the longest response is longer than it."""
+        return self.steps / self.response - 1
 
 
 @dataclass(frozen=True)

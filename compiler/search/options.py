@@ -111,7 +111,7 @@ class _Ways(NamedTuple):
 
     @property
     def _weights(self) -> float:
-        return training.weight_bytes(self.sizes, self.degrees.tp, self.degrees.pp)
+        return training.weight_bytes(self.machine, self.sizes, self.degrees)
 
     @property
     def _none(self) -> tuple[float, ...]:
@@ -120,9 +120,9 @@ class _Ways(NamedTuple):
     def _base(self, forwards: Sequence[tuple[int, Call]]) -> Option:
         times, work = list(self._none), 0.0
         for i, call in forwards:
-            times[i] += training.forward_time(self.machine, self.sizes, self.degrees, call)
+            times[i] += training.forward_time(self.machine, self.sizes, self.degrees, call).total
             times[i] += call_time(self.machine, call, self.degrees.devices)
-            work = max(work, training.forward_bytes(self.sizes, self.degrees, call))
+            work = max(work, training.forward_bytes(self.machine, self.sizes, self.degrees, call))
         return Option(tuple(times), self._weights, work, Choice(self.degrees))
 
     def _trains(self, calls: Sequence[tuple[int, Call]]) -> tuple[Option, ...]:
@@ -133,12 +133,12 @@ class _Ways(NamedTuple):
         rows = max(math.ceil(c.rows / c.minibatches / self.degrees.dp) for _, c in calls)
         found = []
         for micro in _micros(min(rows, self._most_samples(calls))):
-            work = max(training.activation_bytes(self.sizes, self.degrees, call, micro) for _, call in calls)
+            work = max(training.activation_bytes(self.machine, self.sizes, self.degrees, call, micro) for _, call in calls)
             if self._weights + self._gradients + work > self.machine.usable:
                 continue
             times = list(self._none)
             for i, call in calls:
-                times[i] += training.train_time(self.machine, self.sizes, self.degrees, call, micro).total
+                times[i] += training.train_time(self.machine, self.sizes, self.degrees, call, micro)
                 times[i] += call_time(self.machine, call, self.degrees.devices)
             found.append(Option(tuple(times), resident, work, Choice(self.degrees, micro)))
         return self._worth(found)
@@ -159,11 +159,11 @@ class _Ways(NamedTuple):
 
     @property
     def _gradients(self) -> float:
-        return training.gradient_bytes(self.sizes, self.degrees)
+        return training.gradient_bytes(self.machine, self.sizes, self.degrees)
 
     @property
     def _states(self) -> float:
-        return training.state_bytes(self.sizes, self.degrees)
+        return training.state_bytes(self.machine, self.sizes, self.degrees)
 
     def _generates(self, calls: Sequence[tuple[int, Call]]) -> tuple[Option, ...]:
         if not calls:
@@ -188,8 +188,8 @@ class _Ways(NamedTuple):
             times[i] += generation.generate_time(machine, sizes, degrees, call, sequences).total
             times[i] += generation.transition_time(machine, sizes, self.degrees, degrees)
             times[i] += call_time(machine, call, self.degrees.devices)
-            cache = max(cache, generation.cache_bytes(sizes, degrees, call, sequences))
-        work = cache + generation.generation_weight_bytes(sizes, self.degrees, degrees)
+            cache = max(cache, generation.cache_bytes(machine, sizes, degrees, call, sequences))
+        work = cache + generation.generation_weight_bytes(machine, sizes, self.degrees, degrees)
         return Option(tuple(times), 0.0, work, Choice(self.degrees, None, degrees, sequences))
 
 
