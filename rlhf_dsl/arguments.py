@@ -42,6 +42,8 @@ _EXAMPLES = {
     "diff": """examples:
   rlflowc diff old.plan.json ppo.rlflow --ranks 4     exit code 0 if both do the same, 1 if not
   rlflowc diff a.plan.json b.plan.json --json""",
+    "sbatch": """examples:
+  rlflowc sbatch ppo.plan.json --cluster a100.toml --gpus --time 04:00:00 -o ppo.sh && sbatch ppo.sh""",
     "graph": """examples:
   rlflowc graph ppo.rlflow
   rlflowc graph ppo.rlflow --format html -o ppo.html
@@ -114,6 +116,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _limit(text: str) -> str:
+    if not re.fullmatch(r"\d{1,6}|\d{1,6}:\d\d(:\d\d)?|\d{1,4}-\d{1,2}(:\d\d){0,2}", text):
+        raise argparse.ArgumentTypeError(f"`{text}` is no time of Slurm: minutes, HH:MM:SS or days-HH:MM:SS")
+    return text
+
+
+def _slurm_name(text: str) -> str:
+    if not re.fullmatch(r"[\w.,@+-]+", text):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a name")
+    return text
+
+
 def _program(parser: argparse.ArgumentParser, help: str) -> None:
     parser.add_argument("program", metavar="PROGRAM", help=f"{help}; - reads a program from standard input")
 
@@ -175,6 +189,16 @@ def _diff(parser: argparse.ArgumentParser) -> None:
 
 def _graph(parser: argparse.ArgumentParser) -> None:
     _program(parser, "a .rlflow file")
+def _sbatch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", metavar="PLAN", help="a plan file, as it will lie where the job runs")
+    parser.add_argument("--cluster", metavar="FILE", help="the cluster that the plan was made for; this machine unless given")
+    parser.add_argument("--time", metavar="TIME", type=_limit, help="the job's limit, as Slurm writes it: 90, 04:00:00, 2-12:00:00")
+    parser.add_argument("--partition", metavar="NAME", type=_slurm_name, help="Slurm's partition; its default unless given")
+    parser.add_argument("--account", metavar="NAME", type=_slurm_name, help="the account that pays; the default unless given")
+    parser.add_argument("--gpus", action="store_true", help="ask for a GPU for each rank")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write the script; standard output unless given")
+
+
     _overrides(parser)
     _placement(parser)
     parser.add_argument("--stage", metavar="STAGE", default="graph",
@@ -227,6 +251,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "diff": ("say how two plans differ in what they do", _diff),
     "graph": ("draw what a program computes from what", _graph),
     "run": ("run a program or a plan", _run),
+    "sbatch": ("write the job script that has Slurm run a plan", _sbatch),
     "resume": ("go on with a run from its last checkpoint", _resume),
     "eval": ("evaluate a program's equations on given numbers, without any model", _eval),
     "ops": ("list the operations that programs may use", _ops),

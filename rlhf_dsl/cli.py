@@ -24,6 +24,7 @@ _COMMANDS = {
     "compile": "compiler.commands:compile_command",
     "explain": "compiler.reading.commands:explain_command",
     "diff": "compiler.reading.commands:diff_command",
+    "sbatch": "compiler.reading.commands:sbatch_command",
     "graph": "compiler.graph:graph_command",
     "run": "runtime.commands:run_command",
     "resume": "runtime.resume:resume_command",

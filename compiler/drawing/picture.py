@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
-import jinja2
-
 from compiler.drawing.layout import Box, Layout, layered
 from compiler.drawing.model import Drawing, Node
 from compiler.drawing.text_formats import cut
+from compiler.templating import environment
 
 LONGEST = 38  # characters of a line in a node
 TITLE, TEXT = 7.3, 6.7  # widths of a character of the two sizes of type, px
 HEIGHTS = (28.0, 44.0)  # of nodes with one and two lines
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("compiler", "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-    keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+_TEMPLATES = environment()
 
 
 def svg(drawing: Drawing) -> str:

@@ -1,14 +1,15 @@
-"""The commands that read plans: `explain`, `diff`."""
+"""The commands that read plans: `explain`, `diff`, `sbatch`."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
 
-from compiler.commands import cluster_of, compile_file, is_plan
+from compiler.commands import cluster_of, compile_file, is_plan, write
 from compiler.commands import explain_command as explain_plan_command
 from compiler.plan import Plan
 from compiler.reading.diff import diff_json, diff_text, differences
+from compiler.reading.sbatch import Job, job_script
 from compiler.reading.why import why, why_json, why_text
 from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import fault
@@ -47,3 +48,11 @@ def diff_command(args: Namespace) -> int:
     else:
         print(diff_text(changes), end="")
     return EXIT_DIFFERENT if changes else 0
+
+
+def sbatch_command(args: Namespace) -> int:
+    """Writes the job script of a plan file."""
+    path = Path(args.plan)
+    job = Job(args.time or "", args.partition or "", args.account or "", args.gpus)
+    write(job_script(load_plan(path), path, cluster_of(args), job), args.output)
+    return 0

@@ -107,3 +107,8 @@ CODES: tuple[Code, ...] = (
         "prints it.", status=2,
     ),
 )
+    Code(
+        "P0302", "the plan was made for another cluster than {cluster}",
+        "A plan holds the digest of the cluster that it was made for: its nodes decide which ranks share one.",
+        "give the cluster of the plan with `--cluster`, or compile the program again for {cluster}",
+    ),
