@@ -106,9 +106,9 @@ CODES: tuple[Code, ...] = (
         "`--why` takes the name of a model, a layout such as `actor.train`, a value, or a step as `rlflowc explain` "
         "prints it.", status=2,
     ),
-)
     Code(
         "P0302", "the plan was made for another cluster than {cluster}",
         "A plan holds the digest of the cluster that it was made for: its nodes decide which ranks share one.",
         "give the cluster of the plan with `--cluster`, or compile the program again for {cluster}",
     ),
+)
