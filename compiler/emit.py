@@ -199,7 +199,7 @@ class _Emitter:
 
     def transfer(self, op: Op) -> Transfer:
         moved = tuple(self.named(n) for n in op.attr("moved"))
-        return Transfer(op.name, moved, op.attr("src"), op.attr("dst"), self.lines.at(op.span))
+        return Transfer(op.name, moved, op.attr("src"), op.attr("dst"), op.attr("call"), self.lines.at(op.span))
 
     def generate(self, op: Op) -> Generate:
         expr = op.attr("expr")

@@ -53,6 +53,7 @@ class Transfer:
 
     op: ClassVar[str] = "transfer"
     name: str
+    call: the step that reads or makes the values; how it splits rows over its layout says which rows go where
     values: tuple[Named, ...]
     src: str
     dst: str
@@ -60,6 +61,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+    call: str = ""
 class Generate:
     """`expr` is the `generate` primitive; its first argument, the prompts, has the id `prompts`."""
 
@@ -180,8 +182,8 @@ class TrainStep:
 
     objective: as written, to maximize if `maximize`; its value over the mini-batch is a metric.
     partial: what a micro-batch evaluates; its gradients, summed over micro-batches and ranks, are that of `objective`.
-    calls: outputs of the model that the mini-batch needs, with gradients. They come home by the Transfer that follows.
-    constants: known before: values over rows (sent by the Transfer before) and scalars (known on every rank).
+    calls: outputs of the model that the mini-batch needs, with gradients. They come home by a Transfer.
+    constants: known before: values over rows (sent by a Transfer) and scalars (known on every rank).
     unit: the dims whose joint rows may be split over micro-batches and dp: ("b",) or ("b", "g").
     micro_batch, tokens: of a micro-batch, at most so many units, at most so many tokens (0: no limit)
     recompute: backward computes the layers' activations again instead of keeping them

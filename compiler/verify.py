@@ -6,7 +6,6 @@ they cut; all ranks walk one list of steps, so that each meets its peers in ever
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
@@ -18,6 +17,7 @@ from compiler.transitions import weight_transfer
 from compiler.wellformed import all_steps, reference_faults, shape_of, table_faults
 from rlhf_dsl.diagnostics import fault
 
+CALLS = frozenset(("generate", "forward", "train"))
 MADE = frozenset(("data", "generate", "reply", "call", "pyop", "next_state"))  # a step makes them, equations cannot
 
 
@@ -54,7 +54,7 @@ def walk(plan: Plan) -> Iterator[Any]:
 
 def faults(plan: Plan) -> Iterator[str]:
     """Everything that is wrong, the most basic first; later checks rely on earlier ones."""
-    for check in (table_faults, reference_faults, _flow_faults, _weight_faults):
+    for check in (table_faults, reference_faults, _call_faults, _flow_faults, _weight_faults):
         found = False
         try:
             for reason in check(plan):
@@ -65,6 +65,23 @@ def faults(plan: Plan) -> Iterator[str]:
             yield str(error)
         if found:
             return
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+def _call_faults(plan: Plan) -> Iterator[str]:
+    """Each transfer serves one call, in whose layout it begins or ends."""
+    calls: dict[str, Any] = {}
+    for where, step in all_steps(plan):
+        if step.op in CALLS and calls.setdefault(step.name, step) is not step:
+            yield f"{where} has the name of another call, `{step.name}`"
+    for where, step in all_steps(plan):
+        if step.op != "transfer":
+            continue
+        if step.call not in calls:
+            yield f"{where} `{step.name}` serves no call"
+        elif calls[step.call].layout not in (step.src, step.dst):
+            yield f"{where} `{step.name}` does not go to the layout of `{step.call}`, or come from it"
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -80,11 +97,16 @@ def _flow_faults(plan: Plan) -> Iterator[str]:
 
 
 class _Flow:
-    """What is known where, at a point of one section. at: place -> ids of expressions; weights: layouts with some."""
+    """What is known where, at a point of one section.
+
+    home: ids of expressions; there, made: by call, what was moved to it and what it has made; weights: layouts with some
+    """
 
     def __init__(self, plan: Plan, where: str, weights: frozenset[str]) -> None:
         self.plan, self.where = plan, where
-        self.at: dict[str, set[int]] = defaultdict(set)
+        self.home: set[int] = set()
+        self.there: dict[str, set[int]] = {}
+        self.made: dict[str, set[int]] = {}
         self.weights = set(weights)
         self.checks = {
             "load": self._load, "reshard": self._reshard, "transfer": self._transfer, "generate": self._generate,
@@ -103,7 +125,7 @@ class _Flow:
 
     def _load(self, step: Any) -> Iterator[str]:
         exprs = self.plan.exprs
-        self.at[HOME] |= {i for i, e in enumerate(exprs) if e.op == "data" and e.attrs["column"] in step.columns}
+        self.home |= {i for i, e in enumerate(exprs) if e.op == "data" and e.attrs["column"] in step.columns}
         yield from ()
 
     def _reshard(self, step: Any) -> Iterator[str]:
@@ -111,32 +133,44 @@ class _Flow:
         yield from ()
 
     def _transfer(self, step: Any) -> Iterator[str]:
+        """Rows leave for a call before it computes, all at once, and its results come home after."""
+        values = {v.expr for v in step.values}
+        if step.src == HOME:
+            yield from self._missing(values)
+            if step.call in self.there:
+                yield f"rows leave for `{step.call}` a second time"
+            self.there[step.call] = values
+            return
         for value in step.values:
-            if step.src == HOME:
-                yield from self._missing([value.expr])
-            elif value.expr not in self.at[step.src]:
+            if value.expr not in self.made.get(step.call, ()):
                 yield f"`{value.name}` is not at {step.src}"
-            self.at[step.dst].add(value.expr)
+        self.made.pop(step.call, None)
+        self.home |= values
+
+    def _computed(self, step: Any, results: Iterable[int]) -> Iterator[str]:
+        if step.name in self.made:
+            yield "it computes a second time"
+        self.made[step.name] = set(results)
 
     def _generate(self, step: Any) -> Iterator[str]:
         if step.layout not in self.weights:
             yield f"no weights were moved to {step.layout}"
-        if step.prompts not in self.at[step.layout]:
+        if step.prompts not in self.there.get(step.name, set()):
             yield f"its prompts are not at {step.layout}"
-        self.at[step.layout].add(step.expr)
+        yield from self._computed(step, [step.expr])
 
     def _forward(self, step: Any) -> Iterator[str]:
-        if step.response not in self.at[step.layout]:
+        if step.response not in self.there.get(step.name, set()):
             yield f"its response is not at {step.layout}"
-        self.at[step.layout] |= {call.expr for call in step.calls}
+        yield from self._computed(step, (call.expr for call in step.calls))
 
     def _equation(self, step: Any) -> Iterator[str]:
         yield from self._missing(v.expr for v in step.values)
-        self.at[HOME] |= {v.expr for v in step.values}
+        self.home |= {v.expr for v in step.values}
 
     def _pyop(self, step: Any) -> Iterator[str]:
         yield from self._missing(self.plan.exprs[step.expr].args)
-        self.at[HOME].add(step.expr)
+        self.home.add(step.expr)
 
     def _evaluate(self, step: Any) -> Iterator[str]:
         yield from self._missing([step.expr])
@@ -144,14 +178,14 @@ class _Flow:
     def _next_state(self, step: Any) -> Iterator[str]:
         yield from self._missing([step.expr])
         exprs = self.plan.exprs
-        self.at[HOME] |= {i for i, e in enumerate(exprs) if e.op == "next_state" and e.attrs["name"] == step.name}
+        self.home |= {i for i, e in enumerate(exprs) if e.op == "next_state" and e.attrs["name"] == step.name}
 
     def _statistics(self, step: Any) -> Iterator[str]:
         yield from self._missing(v.expr for v in step.exprs)
-        self.at[HOME] |= {v.expr for v in step.exprs}
+        self.home |= {v.expr for v in step.exprs}
 
     def _train(self, step: Any) -> Iterator[str]:
-        exprs, there = self.plan.exprs, self.at[step.layout]
+        exprs, there = self.plan.exprs, self.there.get(step.name, set())
         for call in step.calls:
             if not exprs[call.expr].args or exprs[call.expr].args[0] not in there:
                 yield f"the response of `{call.name}` is not at {step.layout}"
@@ -161,20 +195,20 @@ class _Flow:
                 yield f"`{value.name}` is not at {step.layout}"
         known = {v.expr for v in (*step.calls, *step.constants)}
         yield from self._missing([step.partial], known)
-        self.at[step.layout] |= {call.expr for call in step.calls}
+        yield from self._computed(step, (call.expr for call in step.calls))
 
     def _update(self, loop: UpdateLoop) -> Iterator[str]:
         """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count."""
         yield from self.walk(loop.before)
         body = _Flow(self.plan, f"{self.where}.{loop.name}.body", frozenset(self.weights))
-        body.at[HOME] = set(self.at[HOME])
+        body.home = set(self.home)
         yield from body.walk(loop.body)
 
     # ---- expressions
 
     def _missing(self, ids: Iterable[int], known: Iterable[int] = ()) -> Iterator[str]:
         """Leaves below `ids` that no step has made; they are looked for at home, or in `known` where it is given."""
-        present = set(known) or self.at[HOME]
+        present = set(known) or self.home
         stack, seen = list(ids), set()
         while stack:
             i = stack.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Iterable, Iterator
 
@@ -52,7 +53,7 @@ def _first(ops: list[Op], phase: str, model: str) -> int:
 
 
 class _Mover:
-    """Wraps model calls in transfers. What has been moved to a layout in a phase is not moved again."""
+    """Wraps model calls in transfers: what a call reads goes to its layout, what it makes comes home."""
 
     def __init__(self, graph: FlowGraph) -> None:
         self.graph = graph
@@ -60,36 +61,32 @@ class _Mover:
 
     def around(self, op: Op) -> Iterator[Op]:
         if op.kind not in MODEL_OPS:
-            self._note(op.outputs, HOME)
+            self.values.update({n: dataclasses.replace(self.graph.values[n], layout=HOME) for n in op.outputs})
             yield op
             return
         layout = layout_of(op, self.graph.side["layouts"])
-        rows = [n for n in op.inputs if self.graph.values[n].type.dims and not n.startswith("keep ")]
-        there = {n: self._moved(n, layout, op.phase) for n in rows}
-        missing = [n for n in rows if there[n] not in self.values]
-        if missing:
-            yield self._transfer(missing, [there[n] for n in missing], HOME, layout, op)
+        keeps = [n for n in op.inputs if n.startswith("keep ")]  # the split of rows follows from them
+        rows = [n for n in op.inputs if self.graph.values[n].type.dims and n not in keeps]
+        there = {n: self._copy(n, f"{n}@{layout}", layout) for n in rows}
+        yield self._transfer([*rows, *keeps], there.values(), rows, (HOME, layout), op)
         results = [n for n in op.outputs if self.graph.values[n].expr is not None]
-        raw = {n: f"{n}@{layout}" for n in results}
+        raw = {n: self._copy(n, f"{n}@{layout}", layout) for n in results}
+        self.values.update({n: self.graph.values[n] for n in op.outputs if n not in raw})
         outputs = tuple(raw.get(n, n) for n in op.outputs)
-        for name, made in zip(op.outputs, outputs):
-            self.values[made] = dataclasses.replace(self.graph.values[name], name=made, layout=layout, base=name)
         yield op.replace(inputs=tuple(there.get(n, n) for n in op.inputs), outputs=outputs)
         if results:
-            yield self._transfer([raw[n] for n in results], results, layout, HOME, op)
+            self.values.update({n: dataclasses.replace(self.graph.values[n], layout=HOME) for n in results})
+            yield self._transfer(raw.values(), results, results, (layout, HOME), op)
 
-    def _moved(self, name: str, layout: str, phase: str) -> str:
-        """The name of a copy; rows of a mini-batch are others than those of the iteration."""
-        return f"{name}@{layout}" + ("" if phase == names.ROLLOUT else f" in {phase}")
+    def _copy(self, name: str, stem: str, layout: str) -> str:
+        """The name of a copy of a value; each call has copies of its own, as it splits rows in its own way."""
+        numbered = (f"{stem} #{i}" for i in itertools.count(2))
+        copy = next(n for n in itertools.chain([stem], numbered) if n not in self.values)
+        self.values[copy] = dataclasses.replace(self.graph.values[name], name=copy, layout=layout, base=name)
+        return copy
 
-    def _note(self, outputs: Iterable[str], layout: str) -> None:
-        self.values.update({n: dataclasses.replace(self.graph.values[n], layout=layout) for n in outputs})
-
-    def _transfer(self, inputs: list[str], outputs: list[str], src: str, dst: str, op: Op) -> Op:
-        moved = inputs if src == HOME else outputs
-        for name, made in zip(moved, outputs):
-            base = name if made != name else ""
-            self.values[made] = dataclasses.replace(self.graph.values[name], name=made, layout=dst, base=base)
-        label = f"{', '.join(moved)} to {dst}"
-        return make_op(label, "transfer", inputs, outputs, model=op.model, phase=op.phase, span=op.span,
-                       src=src, dst=dst, moved=tuple(moved))
+    def _transfer(self, inputs: Iterable[str], outputs: Iterable[str], moved: list[str], way: tuple[str, str],
+                  op: Op) -> Op:
+        src, dst = way
+        return make_op(f"{', '.join(moved)} to {dst}", "transfer", inputs, outputs, model=op.model, phase=op.phase,
+                       span=op.span, src=src, dst=dst, moved=tuple(moved), call=op.name)

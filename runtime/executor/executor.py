@@ -11,11 +11,12 @@ import torch
 
 from compiler import plan as steps_of
 from compiler.plan import EvalSection, Plan, Step, UpdateLoop
+from compiler.wellformed import all_steps
 from rlhf_dsl.diagnostics import DiagnosticError, fault
 from rlhf_dsl.typed import Expr, Interner
 from runtime.data import Stream
 from runtime.evaluator import Evaluator
-from runtime.executor import generation, loading, model_calls, python_calls, reencoding, refill, update
+from runtime.executor import calls, loading, python_calls, reencoding, refill, update
 from runtime.executor.models import Models
 from runtime.executor.scope import Dims, Rows, Scope
 from runtime.kernels import KERNELS
@@ -55,6 +56,7 @@ class Executor:
         self.interner = Interner()
         self.exprs = plan.expr_table(self.interner)
         self.dims = dims_of(plan)
+        self.calls = {step.name: step for _, step in all_steps(plan) if step.op in calls.KINDS}
         self.data_exprs = {e.attr("column"): e for e in self.exprs if e.op == "data"}
         self.policies: dict[Expr, str] = {}  # response → the model whose tokens it is in
         self.fields: dict[Expr, list[Expr]] = {}
@@ -66,7 +68,8 @@ class Executor:
         self.positions: dict[str, int] = {}
         self.iteration = Iteration(0)
         self._handlers = {
-            "load": self._load, "reshard": self._reshard, "generate": self._generate, "reply": self._reply, "forward": self._forward,
+            "load": self._load, "reshard": self._reshard, "generate": self._compute, "reply": self._reply, "forward": self._compute,
+            "train": self._compute, "statistics": self._statistics,
             "equation": self._equation, "pyop": self._pyop, "keep": self._keep, "record": self._record,
             "next_state": self._next_state, "commit_states": self._commit_states, "update": self._update,
             "transfer": self._transfer, "action": self._action,
@@ -162,13 +165,19 @@ class Executor:
         self.models.reshard(step.src, step.dst)
 
     def _transfer(self, step: steps_of.Transfer, scope: Scope) -> None:
-        """Rows travel as part of the call that the transfer stands beside: both need the same split of rows."""
+        """Rows go to a model call, or its results come home: all of a call travel together, as it splits them."""
+        call = self.calls[step.call]
+        if step.src == steps_of.HOME:
+            scope.calls[step.call] = calls.begin(self, call, scope)
+            scope.calls[step.call].arrive()
+            return
+        scope.calls.pop(step.call).leave()
+        if isinstance(call, steps_of.Generate):
+            self._fill_fields(scope, self.exprs[call.expr], call.model)
 
-    def _generate(self, step: steps_of.Generate, scope: Scope) -> None:
-        expr = self.exprs[step.expr]
-        generation.generate(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, expr,
-                            self.models.tokenizers[step.model], self.plan.run.seed, self.iteration.number)
-        self._fill_fields(scope, expr, step.model)
+    def _compute(self, step: calls.Step, scope: Scope) -> None:
+        """Ranks outside the layout have no engine and go on to what stands next."""
+        scope.calls[step.name].compute(self.models.engine(step.layout))
 
     def _reply(self, step: steps_of.Reply, scope: Scope) -> None:
         expr = self.exprs[step.expr]
@@ -181,15 +190,8 @@ class Executor:
         self.policies[response] = policy
         python_calls.fill_fields(scope, response, self.fields.get(response, []), self.models.tokenizers[policy])
 
-    def _forward(self, step: steps_of.Forward, scope: Scope) -> None:
-        exprs = {call.name: self.exprs[call.expr] for call in step.calls}
-        response = self.exprs[step.response]
-        if all(expr.attr("operation") == "score" for expr in exprs.values()):
-            response = self._readable(scope, response, step.model)
-        model_calls.forward(self.world, self.models.engine(step.layout), self.models.layouts[step.layout], scope, step,
-                            exprs, response)
-
-    def _readable(self, scope: Scope, response: Expr, model: str) -> Expr:
+    def readable(self, scope: Scope, response: Expr, model: str) -> Expr:
+        """The response in tokens that `model` reads: itself where they are the same. Collective."""
         tokenizers = self.models.tokenizers
         written, read = tokenizers[self.policies[response]], tokenizers[model]
         return reencoding.readable(self.world, scope, response, model, written, read, self.interner)
@@ -197,6 +199,12 @@ class Executor:
     def _equation(self, step: steps_of.Equation, scope: Scope) -> None:
         for named in step.values:
             self.value(scope, self.exprs[named.expr])
+
+    def _statistics(self, step: steps_of.Statistics, scope: Scope) -> None:
+        found = [self.exprs[named.expr] for named in step.exprs]
+        for expr in found:
+            self.value(scope, expr)
+        scope.statistics += found
 
     def _pyop(self, step: steps_of.PyOpCall, scope: Scope) -> None:
         expr = self.exprs[step.expr]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -30,27 +30,44 @@ def options_of(expr: Expr, bound: int, tokenizer: Tokenizer) -> SamplingOptions:
         stop_strings=tuple(expr.attr("stop") or ()), min_tokens=int(expr.attr("min_tokens") or 0))
 
 
-def generate(world: World, engine, layout: ModelLayout, scope: Scope, expr: Expr, tokenizer: Tokenizer,
-             seed: int, iteration: int) -> None:
-    """Samples the response `expr` into `scope`. engine: this rank's sampler, None outside the layout."""
-    rows, name = scope.rows, expr.attr("name")
-    texts, unit = scope.env[expr.args[0]].data, expr.args[0].type.dims
-    samples = rows.dims.group(rows.dims.sample_dims(expr.type.dims)) // rows.dims.group(unit)
-    local = [tokenizer.encode_prompt(text) for text in texts]
-    lengths = gather(world, scope, unit, torch.tensor([len(p) for p in local], dtype=torch.int64))
-    shares = _shares(kept_units_of(scope, unit, expr.attr("keep", 0)), layout, world.size, samples)
-    tokens = torch.tensor([t for p in local for t in p], dtype=torch.int64)
-    moved = move_rows(world, Route(*home_units(scope, unit), shares.wants), [(tokens, lengths)])[0]
-    drawn = None
-    if engine is not None:
-        mine, group = shares.wants[world.rank], rows.dims.group(unit)
-        drawn = engine.generate(
-            list(moved.split(lengths[mine].tolist())), samples, rows.position[unit[0]][mine // group].numpy(),
-            name, iteration, seed, options_of(expr, rows.dims.bounds[expr.type.dims[-1]], tokenizer), tokenizer.decode,
-            first_sample=(mine % group * samples).numpy())
-    scope.prompt_texts[name] = [text for text in texts for _ in range(samples)]
-    scope.env[expr] = _come_home(world, scope, expr, shares, lengths, drawn)
-    scope.refresh()
+class GenerateCall:
+    """A response on its way to be sampled. draws: (seed, iteration), of which the numbers that draw tokens are made."""
+
+    def __init__(self, world: World, layout: ModelLayout, scope: Scope, expr: Expr, tokenizer: Tokenizer,
+                 draws: tuple[int, int]) -> None:
+        self._world, self._layout, self._scope, self._expr = world, layout, scope, expr
+        self._tokenizer, self._draws = tokenizer, draws
+        self._unit = expr.args[0].type.dims
+        self._drawn: Optional[Sequences] = None
+
+    def arrive(self) -> None:
+        world, scope, dims, unit = self._world, self._scope, self._scope.rows.dims, self._unit
+        self._texts = scope.env[self._expr.args[0]].data
+        samples = dims.group(dims.sample_dims(self._expr.type.dims)) // dims.group(unit)
+        local = [self._tokenizer.encode_prompt(text) for text in self._texts]
+        self._lengths = gather(world, scope, unit, torch.tensor([len(p) for p in local], dtype=torch.int64))
+        prompts = kept_units_of(scope, unit, self._expr.attr("keep", 0))
+        self._shares = _shares(prompts, self._layout, world.size, samples)
+        tokens = torch.tensor([t for p in local for t in p], dtype=torch.int64)
+        route = Route(*home_units(scope, unit), self._shares.wants)
+        self._prompts = move_rows(world, route, [(tokens, self._lengths)])[0]
+
+    def compute(self, engine: Any) -> None:
+        if engine is None:
+            return
+        rows, shares, (seed, iteration) = self._scope.rows, self._shares, self._draws
+        mine, group = shares.wants[self._world.rank], rows.dims.group(self._unit)
+        options = options_of(self._expr, rows.dims.bounds[self._expr.type.dims[-1]], self._tokenizer)
+        self._drawn = engine.generate(
+            list(self._prompts.split(self._lengths[mine].tolist())), shares.samples,
+            rows.position[self._unit[0]][mine // group].numpy(), self._expr.attr("name"), iteration, seed, options,
+            self._tokenizer.decode, first_sample=(mine % group * shares.samples).numpy())
+
+    def leave(self) -> None:
+        scope, expr = self._scope, self._expr
+        scope.prompt_texts[expr.attr("name")] = [text for text in self._texts for _ in range(self._shares.samples)]
+        scope.env[expr] = _come_home(self._world, scope, expr, self._shares, self._lengths, self._drawn)
+        scope.refresh()
 
 
 @dataclass(frozen=True)

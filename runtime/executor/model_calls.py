@@ -1,4 +1,4 @@
-"""Model calls: rows go from home to a model's layout, the model computes, results come home.
+"""Forwards, and what all model calls share: how rows are split over a layout, and their ways there and home.
 
 Rows are balanced over data shards by tokens. All ranks compute the same assignment from lengths that all of them know.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Mapping, Sequence
+from typing import Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -160,22 +160,36 @@ def _place(scope: Scope, unit: tuple[str, ...], arrived: Tensor, data: Tensor, c
     return whole
 
 
-def forward(world: World, engine: Engine | None, layout: ModelLayout, scope: Scope, step: Forward,
-            exprs: Mapping[str, Expr], response: Expr) -> None:
-    """The values of `step.calls` in `scope`. engine: this rank's, None outside the layout."""
-    rows = scope.rows
-    unit = rows.dims.sample_dims(response.type.dims)
-    calls = [exprs[c.name] for c in step.calls]
-    keep = min(c.attr("keep", 0) for c in calls)
-    sequences = SequenceColumns(rows, response, unit)
-    cost = sequence_lengths(rows, sequences.name, unit, unit)
-    split = split_units(scope, layout, unit, keep, cost, step.micro_batch, step.tokens)
-    moved = move_rows(world, home_route(scope, split, world.size), sequences.columns(scope.env[response].data))
-    outputs = None
-    if engine is not None:
-        batch = sequences.assemble(moved, split.mine(world.rank))
-        operations = tuple(dict.fromkeys(c.attr("operation") for c in calls))
-        outputs = engine.forward(batch, operations, step.temperature, split.my_runs(world.rank))
-    results = [outputs[c.attr("operation")] if outputs else torch.zeros(0) for c in calls]
-    for expr, value in zip(calls, bring_home(world, scope, split, [c.type.dims for c in calls], results)):
-        scope.env[expr] = value
+class ForwardCall:
+    """A forward on its way. exprs: its calls by printed name; response: what the model reads, in its own tokens."""
+
+    def __init__(self, world: World, layout: ModelLayout, scope: Scope, step: Forward, exprs: Mapping[str, Expr],
+                 response: Expr) -> None:
+        self._world, self._layout, self._scope, self._step, self._response = world, layout, scope, step, response
+        self._calls = [exprs[c.name] for c in step.calls]
+        self._outputs: Optional[dict[str, Tensor]] = None
+
+    def arrive(self) -> None:
+        rows, step = self._scope.rows, self._step
+        unit = rows.dims.sample_dims(self._response.type.dims)
+        keep = min(c.attr("keep", 0) for c in self._calls)
+        sequences = SequenceColumns(rows, self._response, unit)
+        cost = sequence_lengths(rows, sequences.name, unit, unit)
+        self._split = split_units(self._scope, self._layout, unit, keep, cost, step.micro_batch, step.tokens)
+        moved = move_rows(self._world, home_route(self._scope, self._split, self._world.size),
+                          sequences.columns(self._scope.env[self._response].data))
+        self._batch = sequences.assemble(moved, self._split.mine(self._world.rank))
+
+    def compute(self, engine: Optional[Engine]) -> None:
+        if engine is None:
+            return
+        operations = tuple(dict.fromkeys(c.attr("operation") for c in self._calls))
+        runs = self._split.my_runs(self._world.rank)
+        self._outputs = engine.forward(self._batch, operations, self._step.temperature, runs)
+
+    def leave(self) -> None:
+        outputs = self._outputs
+        results = [outputs[c.attr("operation")] if outputs else torch.zeros(0) for c in self._calls]
+        types = [c.type.dims for c in self._calls]
+        for expr, value in zip(self._calls, bring_home(self._world, self._scope, self._split, types, results)):
+            self._scope.env[expr] = value

@@ -54,6 +54,8 @@ def _makes_rows(executor: "Executor", step: Step, root: str) -> bool:
     """Whether a step brings or makes values of rows of `root` that equations cannot make."""
     if step.op == "load":
         return step.name == root
+    if step.op == "transfer":
+        return any(root in executor.exprs[value.expr].type.dims for value in step.values)
     place = {"generate": "expr", "reply": "expr", "pyop": "expr", "keep": "expr", "forward": "response"}.get(step.op)
     return place is not None and root in executor.exprs[getattr(step, place)].type.dims
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Mapping, Optional
+from typing import Any, Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -155,6 +155,7 @@ class Scope:
     rows: root dim → row numbers in the iteration, ascending, the same on all ranks; `frame`: of those that live on this rank
     keeps: keep index → bool Value of this rank's rows
     prompt_texts: response name → the prompt of each of this rank's responses, as text
+    calls: model calls on their way, by the name of their step; statistics: what was evaluated for train steps
     """
 
     def __init__(self, rows: Rows, rank: int, shards: int, chosen: Optional[Mapping[str, Tensor]] = None,
@@ -164,6 +165,8 @@ class Scope:
         self.env = Env(self)
         self.keeps: dict[int, Value] = {}
         self.prompt_texts: dict[str, list[str]] = {}
+        self.calls: dict[str, Any] = {}
+        self.statistics: list[Expr] = []
         self.frame = Frame(rows={}, sizes=dict(rows.dims.sizes), lengths={}, lead={}, totals={})
         self.refresh()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence
+from typing import Callable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
+from compiler.exprs import call_temperature
 from compiler.layout import ModelLayout
 from compiler.plan import TrainStep
 from rlhf_dsl.typed import Expr
@@ -44,64 +45,78 @@ class Part:
         return torch.arange(start, stop)
 
 
-@dataclass
 class TrainCall:
-    """What a step needs beside the plan's words. calls, constants: expressions by printed name; keep: the last keep's index."""
+    """A train step on its way.
 
-    step: TrainStep
-    calls: Mapping[str, Expr]
-    constants: Sequence[Expr]
-    statistics: Sequence[Expr]
-    partial: Expr
-    keep: int
-    temperature: Mapping[str, float]
+    value: of an expression at home; a collective, where it has not been evaluated yet
+    calls, constants: expressions, the first by printed name; partial: what a micro-batch evaluates
+    keep: index of the last keep; temperature: by call
+    """
+
+    def __init__(self, world: World, layout: ModelLayout, scope: Scope, step: TrainStep, exprs: Sequence[Expr],
+                 value: Callable[[Expr], Value]) -> None:
+        self.world, self.layout, self.scope, self.step, self.value = world, layout, scope, step, value
+        self.calls = {named.name: exprs[named.expr] for named in step.calls}
+        self.constants = [exprs[named.expr] for named in step.constants]
+        self.partial = exprs[step.partial]
+        self.keep = max(scope.rows.kept, default=0)
+        self.temperature = {name: call_temperature(expr) for name, expr in self.calls.items()}
+        self._parts: dict[str, Part] = {}
+        self._outputs: Optional[list[dict[str, Tensor]]] = None
+
+    def arrive(self) -> None:
+        dims = self.scope.rows.dims
+        roots = dict.fromkeys(dims.root_of(e.type.dims) or e.args[0].type.dims[0] for e in self.calls.values())
+        self._parts = {root: _part(self, root) for root in roots}
+
+    def compute(self, engine: Optional[Engine]) -> None:
+        """Accumulates the gradient of the mini-batch. Scalars that its objective reads are known on every rank."""
+        for expr in self.constants:
+            self.value(expr)
+        if engine is not None:
+            self._outputs = _on_engine(engine, self, list(self._parts.values()))
+
+    def leave(self) -> None:
+        """The model's outputs come home."""
+        outputs, scope = self._outputs, self.scope
+        for root, part in self._parts.items():
+            chosen = [(name, e) for name, e in self.calls.items() if _root(scope, e) == root]
+            results = [torch.cat([o[name] for o in outputs]) if outputs else torch.zeros(0) for name, _ in chosen]
+            values = bring_home(self.world, scope, part.split, [e.type.dims for _, e in chosen], results)
+            scope.env.update(zip((e for _, e in chosen), values))
 
 
 def unit_of(root: str, step_unit: tuple[str, ...]) -> tuple[str, ...]:
     return step_unit if step_unit and step_unit[0] == root else (root,)
 
 
-def train(world: World, engine: Optional[Engine], layout: ModelLayout, scope: Scope, call: TrainCall) -> None:
-    """Accumulates the gradient of the mini-batch `scope`; leaves the model's outputs in `scope.env`."""
-    roots = dict.fromkeys(scope.rows.dims.root_of(e.type.dims) or e.args[0].type.dims[0] for e in call.calls.values())
-    parts = {root: _part(world, layout, scope, call, root) for root in roots}
-    outputs = None
-    if engine is not None:
-        outputs = _on_engine(engine, scope, call, list(parts.values()))
-    for root, part in parts.items():
-        chosen = [(name, e) for name, e in call.calls.items() if _root(scope, e) == root]
-        results = [torch.cat([o[name] for o in outputs]) if outputs else torch.zeros(0) for name, _ in chosen]
-        values = bring_home(world, scope, part.split, [e.type.dims for _, e in chosen], results)
-        for (_, expr), value in zip(chosen, values):
-            scope.env[expr] = value
-
-
 def _root(scope: Scope, expr: Expr) -> Optional[str]:
     return scope.rows.dims.root_of(expr.type.dims)
 
 
-def _part(world: World, layout: ModelLayout, scope: Scope, call: TrainCall, root: str) -> Part:
-    rows = scope.rows
+def _part(call: TrainCall, root: str) -> Part:
+    world, scope, rows = call.world, call.scope, call.scope.rows
     unit = unit_of(root, call.step.unit)
     responses = list(dict.fromkeys(e.args[0] for e in call.calls.values() if _root(scope, e) == root))
     columns = [SequenceColumns(rows, r, unit) for r in responses]
     cost = sum(sequence_lengths(rows, c.name, c.lead, unit) for c in columns)
-    split = split_units(scope, layout, unit, call.keep, cost, call.step.micro_batch, call.step.tokens)
+    split = split_units(scope, call.layout, unit, call.keep, cost, call.step.micro_batch, call.step.tokens)
     route = home_route(scope, split, world.size)
     mine = split.mine(world.rank)
     sequences = {}
     for response, column in zip(responses, columns):
         moved = move_rows(world, route, column.columns(scope.env[response].data))
         sequences[column.name] = column.assemble(moved, mine)
-    constants, keeps = _constants(world, scope, call, root, split)
+    constants, keeps = _constants(call, root, split)
     return Part(split, mine, split.my_runs(world.rank), sequences, constants, keeps)
 
 
-def _constants(world: World, scope: Scope, call: TrainCall, root: str, split: Split) -> tuple[dict, dict]:
+def _constants(call: TrainCall, root: str, split: Split) -> tuple[dict, dict]:
     """Values over rows of `root` that the objective reads, and keep masks where a unit is a row whose group may have gaps."""
+    world, scope = call.world, call.scope
     exprs = [e for e in call.constants if _root(scope, e) == root]
     keeps = [(i, v) for i, v in scope.keeps.items() if _root_of_value(scope, v) == root and i <= call.keep]
-    values = [scope.env[e] for e in exprs] + [v for _, v in keeps]
+    values = [call.value(e) for e in exprs] + [v for _, v in keeps]
     if not values:
         return {}, {}
     rows, unit = scope.rows, split.unit
@@ -116,19 +131,19 @@ def _root_of_value(scope: Scope, value: Value) -> Optional[str]:
     return scope.rows.dims.root_of(value.dims)
 
 
-def _on_engine(engine: Engine, scope: Scope, call: TrainCall, parts: Sequence[Part]) -> Optional[list[dict[str, Tensor]]]:
+def _on_engine(engine: Engine, call: TrainCall, parts: Sequence[Part]) -> Optional[list[dict[str, Tensor]]]:
     count = max((len(p.runs) for p in parts), default=0)
-    batches = [_micro_batch(scope, call, parts, i) for i in range(count)]
+    batches = [_micro_batch(call, parts, i) for i in range(count)]
 
     def objective(index: int, outputs: Mapping[str, Tensor]) -> Tensor:
-        value = _evaluate(scope, call, parts, index, outputs)
+        value = _evaluate(call, parts, index, outputs)
         return -value if call.step.maximize else value
 
     return engine.train(batches, objective)
 
 
-def _micro_batch(scope: Scope, call: TrainCall, parts: Sequence[Part], index: int) -> dict[str, Call]:
-    batch = {}
+def _micro_batch(call: TrainCall, parts: Sequence[Part], index: int) -> dict[str, Call]:
+    batch, scope = {}, call.scope
     for name, expr in call.calls.items():
         part = next(p for p in parts if p.split.unit[0] == _root(scope, expr))
         column = SequenceColumns(scope.rows, expr.args[0], part.split.unit)
@@ -143,9 +158,10 @@ def _samples(scope: Scope, part: Part, lead: tuple[str, ...], places: Tensor) ->
     return (places[:, None] * group + torch.arange(group)).flatten()
 
 
-def _evaluate(scope: Scope, call: TrainCall, parts: Sequence[Part], index: int, outputs: Mapping[str, Tensor]) -> Tensor:
+def _evaluate(call: TrainCall, parts: Sequence[Part], index: int, outputs: Mapping[str, Tensor]) -> Tensor:
     """The partial objective on micro-batch `index`, differentiable in `outputs`."""
-    env = {e: scope.env[e] for e in call.statistics}
+    scope = call.scope
+    env = {e: scope.env[e] for e in scope.statistics}
     env |= {e: scope.env[e] for e in call.constants if _root(scope, e) is None}
     keeps: dict[int, Value] = {}
     frames = []

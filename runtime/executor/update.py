@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Iterable
 
 import torch
 
-from compiler.exprs import call_temperature
-from compiler.plan import OptimizerStep, Record, Statistics, TrainStep, UpdateLoop
+from compiler.plan import OptimizerStep, Record, UpdateLoop
 from compiler.rows import minibatch_rows, permutation
 from rlhf_dsl.typed import Expr
-from runtime.executor import training
 from runtime.executor.scope import Scope
 
 if TYPE_CHECKING:
@@ -50,44 +48,31 @@ def _runs(executor: "Executor", loop: UpdateLoop, scope: Scope, root: str, epoch
 
 
 def _minibatch(executor: "Executor", loop: UpdateLoop, scope: Scope, sums: dict[str, list[float]]) -> None:
-    statistics: list[Expr] = []
+    """Steps as they stand; the norms of all models are agreed on at the end, so that no model waits for another's step."""
+    norms: dict[OptimizerStep, float] = {}
     executor.on_minibatch(loop, scope)
     for step in loop.body:
-        executor.on_step(executor.iteration.number, step)
-        if isinstance(step, Statistics):
-            statistics += [executor.exprs[named.expr] for named in step.exprs]
-            for expr in statistics:
-                executor.value(scope, expr)
-        elif isinstance(step, TrainStep):
-            _train(executor, step, scope, statistics)
-        elif isinstance(step, Record):
+        if isinstance(step, Record):
+            executor.on_step(executor.iteration.number, step)
             sums.setdefault(step.name, []).append(executor.scalar(scope, executor.exprs[step.expr], step))
         elif isinstance(step, OptimizerStep):
-            _step(executor, step, sums)
+            executor.on_step(executor.iteration.number, step)
+            rate, norms[step] = executor.models.optimizer_step(step.model)
+            sums.setdefault(f"{step.model}/lr", []).append(rate)
         else:
             executor._do(step, scope)
+    _agree(executor, norms, sums)
 
 
-def _train(executor: "Executor", step: TrainStep, scope: Scope, statistics: list[Expr]) -> None:
-    exprs = executor.exprs
-    calls = {named.name: exprs[named.expr] for named in step.calls}
-    constants = [exprs[named.expr] for named in step.constants]
-    for expr in constants:
-        executor.value(scope, expr)
-    call = training.TrainCall(
-        step, calls, constants, statistics, exprs[step.partial], max(scope.rows.kept, default=0),
-        {name: call_temperature(expr) for name, expr in calls.items()})
-    models = executor.models
-    training.train(executor.world, models.engine(step.layout), models.layouts[step.layout], scope, call)
-
-
-def _step(executor: "Executor", step: OptimizerStep, sums: dict[str, list[float]]) -> None:
-    rate, norm = executor.models.optimizer_step(step.model)
-    norm = float(executor.world.reducer.all_reduce(torch.tensor([norm], dtype=torch.float64), "max"))
-    if not math.isfinite(norm):
-        raise executor.fault_at(step, "R0151", model=step.model)
-    sums.setdefault(f"{step.model}/grad_norm", []).append(norm)
-    sums.setdefault(f"{step.model}/lr", []).append(rate)
+def _agree(executor: "Executor", norms: dict[OptimizerStep, float], sums: dict[str, list[float]]) -> None:
+    """Gradient norms on all ranks; one that does not train a model has 0 for it. Raises R0151."""
+    if not norms:
+        return
+    known = executor.world.reducer.all_reduce(torch.tensor(list(norms.values()), dtype=torch.float64), "max")
+    for step, norm in zip(norms, known.tolist()):
+        if not math.isfinite(norm):
+            raise executor.fault_at(step, "R0151", model=step.model)
+        sums.setdefault(f"{step.model}/grad_norm", []).append(norm)
 
 
 def reads_keep(expr: Expr) -> bool:

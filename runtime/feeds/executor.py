@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
 from compiler.exprs import call_temperature
-from compiler.plan import Forward, Generate, KeepRows, Load, Plan, PyOpCall, Reply, Reshard, TrainStep, UpdateLoop
+from compiler.plan import Generate, KeepRows, Load, Plan, PyOpCall, Reply, Reshard, TrainStep, Transfer, UpdateLoop
 from compiler.rows import home_range
 from rlhf_dsl.builtins import call_text
 from rlhf_dsl.typed import Checked, Expr
-from runtime.executor import loading, model_calls
+from runtime.executor import calls, loading, model_calls
 from runtime.executor.executor import Executor
 from runtime.executor.models import layouts_of
 from runtime.executor.scope import Scope
@@ -107,13 +107,10 @@ class FeedExecutor(Executor):
         except ValueError as error:
             self.feed.refuse(f"`{path}`: {error}")
 
-    def _generate(self, step: Generate, scope: Scope) -> None:
+    def _reply(self, step: Union[Reply, Generate], scope: Scope) -> None:
         expr = self.exprs[step.expr]
         self._respond(scope, expr, expr.attr("name"))
         scope.refresh()
-
-    def _reply(self, step: Reply, scope: Scope) -> None:
-        self._generate(step, scope)
 
     def _respond(self, scope: Scope, expr: Expr, name: str) -> None:
         """A response of which only lengths, masks and perhaps texts are known."""
@@ -208,14 +205,21 @@ class FeedExecutor(Executor):
 
     # ---- what happens beside the runtime's own
 
-    def _forward(self, step: Forward, scope: Scope) -> None:
+    def _transfer(self, step: Transfer, scope: Scope) -> None:
+        if not isinstance(self.calls[step.call], Generate):
+            super()._transfer(step, scope)
+
+    def _compute(self, step: calls.Step, scope: Scope) -> None:
+        if isinstance(step, Generate):
+            self._reply(step, scope)
+            return
         self.models.engines[step.model].update = _is_update(self.exprs[step.calls[0].expr])
-        super()._forward(step, scope)
+        super()._compute(step, scope)
 
     def _refill(self, step: KeepRows, scope: Scope) -> None:
         """The feed has no further rows."""
 
-    def _readable(self, scope: Scope, response: Expr, model: str) -> Expr:
+    def readable(self, scope: Scope, response: Expr, model: str) -> Expr:
         return response
 
     def _reshard(self, step: Reshard, scope: Scope) -> None:

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from compiler.layout import generation_layout
-from compiler.plan import Plan
+from compiler.plan import HOME, Plan
 from compiler.redistribute import WeightTransfer, redistribute, zero_redundancy_bytes
 from compiler.verify import load_plan
 from compiler.weights import WeightLayout
@@ -71,10 +71,14 @@ class Recorder(Executor):
         super().__init__(*args, **more)
         self.responses: dict[str, list[list]] = {}
 
-    def _generate(self, step, scope) -> None:
-        super()._generate(step, scope)
-        dims = self.exprs[step.expr].type.dims
-        batch, at, rows = scope.env[self.exprs[step.expr]].data, 0, []
+    def _transfer(self, step, scope) -> None:
+        super()._transfer(step, scope)
+        call = self.calls[step.call]
+        if call.op == "generate" and step.dst == HOME:
+            self._record_response(self.exprs[call.expr], scope)
+
+    def _record_response(self, expr, scope) -> None:
+        dims, batch, at, rows = expr.type.dims, scope.env[expr].data, 0, []
         group = scope.rows.dims.group(dims[:-1])
         for i, (prompt, own) in enumerate(zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist())):
             row = int(scope.rows_of(dims[0], scope.rank)[i // group])
@@ -82,7 +86,7 @@ class Recorder(Executor):
             rows.append([place, batch.tokens[at + prompt:at + prompt + own].tolist()])
             at += prompt + own
         everyone = MPI.COMM_WORLD.allgather(rows)
-        self.responses.setdefault(self.exprs[step.expr].attr("name"), []).append([r for part in everyone for r in part])
+        self.responses.setdefault(expr.attr("name"), []).append([r for part in everyone for r in part])
 
 
 def run_plan(plan: Plan, job: meshes.Job, folder: RunFolder) -> tuple[Result, dict[str, dict[str, Tensor]]]:
@@ -110,15 +114,21 @@ def _reshardings(plan: Plan, models: Models, job: meshes.Job) -> dict[str, dict]
     src, name = models.weight_layout(f"{ACTOR}.train"), f"{ACTOR}.generate"
     mover, moves = models.mover(f"{ACTOR}.train", name), plan.run.steps + 1
     held = models.weight_layout(name)
-    wrong = _wrong(models.engine(name).export(), held, canonical, job.rank)
+    wrong = _wrong(_held(models, name), held, canonical, job.rank)
     planned = moves * redistribute(src, held).total_bytes
     found = {"in the run": Resharding(wrong, _total(mover.bytes_received), planned)}
     for tp in (1, 2):
-        if job.size % tp == 0:
+        if len(src.layout.ranks) % tp == 0:
             dst = WeightLayout(src.shape, src.role, generation_layout(src.layout, tp), "torch")
-            source = models.engine(f"{ACTOR}.train").export()
+            source = _held(models, f"{ACTOR}.train")
             found[f"to tp {tp}"] = _resharding(source, redistribute(src, dst), canonical, job.rank)
     return {key: asdict(value) for key, value in found.items()}
+
+
+def _held(models: Models, layout: str) -> dict[str, Tensor]:
+    """This rank's tensors; nothing outside the layout."""
+    engine = models.engine(layout)
+    return engine.export() if engine is not None else {}
 
 
 def _resharding(source: dict[str, Tensor], transfer: WeightTransfer, canonical: dict[str, Tensor],
