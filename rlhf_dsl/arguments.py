@@ -187,8 +187,6 @@ def _diff(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
-def _graph(parser: argparse.ArgumentParser) -> None:
-    _program(parser, "a .rlflow file")
 def _sbatch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", help="a plan file, as it will lie where the job runs")
     parser.add_argument("--cluster", metavar="FILE", help="the cluster that the plan was made for; this machine unless given")
@@ -199,6 +197,8 @@ def _sbatch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write the script; standard output unless given")
 
 
+def _graph(parser: argparse.ArgumentParser) -> None:
+    _program(parser, "a .rlflow file")
     _overrides(parser)
     _placement(parser)
     parser.add_argument("--stage", metavar="STAGE", default="graph",
@@ -249,9 +249,9 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "compile": ("compile a program to a plan", _compile),
     "explain": ("show what a plan does, where, and what it moves", _explain),
     "diff": ("say how two plans differ in what they do", _diff),
+    "sbatch": ("write the job script that has Slurm run a plan", _sbatch),
     "graph": ("draw what a program computes from what", _graph),
     "run": ("run a program or a plan", _run),
-    "sbatch": ("write the job script that has Slurm run a plan", _sbatch),
     "resume": ("go on with a run from its last checkpoint", _resume),
     "eval": ("evaluate a program's equations on given numbers, without any model", _eval),
     "ops": ("list the operations that programs may use", _ops),
