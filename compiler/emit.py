@@ -195,7 +195,8 @@ class _Emitter:
         role = self.checked.models[op.model].role
         src, dst = op.attr("src"), op.attr("dst")
         moved = weight_transfer(self.target.shapes[op.model], role, self.graph.side["layouts"], src, dst)
-        return Reshard(op.name, op.model, src, dst, moved.total_bytes, self.lines.at(op.span))
+        strategy = self.graph.side["layouts"][dst].strategy
+        return Reshard(op.name, op.model, src, dst, moved.total_bytes, strategy, self.lines.at(op.span))
 
     def transfer(self, op: Op) -> Transfer:
         moved = tuple(self.named(n) for n in op.attr("moved"))

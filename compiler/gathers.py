@@ -7,8 +7,9 @@
 | all-gather | all ranks | the model |
 
 They are HybridFlow's engine, HybridFlow-V and the way of DeepSpeed-Chat (arXiv 2409.19256, section 5.4 and table 2). A
-box that several ranks of a group hold is cut by rows, and each gives its run. What no rank of the group holds moves
-point to point, as in the strategy `minimal`, which gathers nothing.
+box that several ranks of a group hold is cut by rows, and each gives its run. Zero redundancy gathers only what one
+rank of the group holds and the others lack. The rest, norms for the most part, moves point to point, as all does by the
+strategy `minimal`: so both receive no more than what is lacking.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ class GatheredTransfer(WeightTransfer):
 
     def bytes_received(self, rank: int) -> int:
         gather = self.gather(rank)
-        if gather is None:
+        if gather is None or self.strategy == ZERO_REDUNDANCY:
             return super().bytes_received(rank)
-        return (gather.received(rank) + self._plan(rank).missing) * self.itemsize
+        return gather.received(rank) * self.itemsize
 
     def bytes_sent(self, rank: int) -> int:
         """What is gathered counts once for each other rank of the group."""
@@ -169,12 +170,11 @@ class GatheredTransfer(WeightTransfer):
     def _plan_of(self, shards: tuple[int, ...], wanted: Optional[int]) -> "_Plan":
         if wanted is None:
             shares = _shared(self.source_boxes(), shards) if len(shards) > 1 else ()
-            return _Plan(shares, _given(shares, len(shards)), None, 0)
-        held, parts = set(shards), self.parts(wanted)
-        boxes = [p for p in parts if held.intersection(p.holders) and not held <= {*p.holders}]
+            return _Plan(shares, _given(shares, len(shards)), None)
+        held = set(shards)
+        boxes = [p for p in self.parts(wanted) if len(held.intersection(p.holders)) == 1 < len(shards)]
         shares = _shared(boxes, shards)
-        missing = sum(p.elements for p in parts if not held.intersection(p.holders))
-        return _Plan(shares, _given(shares, len(shards)), frozenset((p.tensor, p.start, p.stop) for p in boxes), missing)
+        return _Plan(shares, _given(shares, len(shards)), frozenset((p.tensor, p.start, p.stop) for p in boxes))
 
     def _kind(self, rank: int) -> tuple:
         return (*super()._kind(rank), self.group(rank).shards)
@@ -188,13 +188,11 @@ class Group(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What a group gathers. given: elements that each member gives; boxes: what the shares make up, None for the model;
-    missing: elements that the members want and none of them holds."""
+    """What a group gathers. given: elements that each member gives; boxes: what the shares make up, None for the model."""
 
     shares: tuple[Share, ...]
     given: tuple[int, ...]
     boxes: Optional[frozenset]
-    missing: int
 
 
 def _shared(boxes: Iterable[Part], shards: Sequence[int]) -> tuple[Share, ...]:

@@ -8,6 +8,7 @@ from typing import Iterable, Mapping, Optional, Sequence
 
 from compiler.cluster import Cluster, default_ranks
 from compiler.constraints import DEGREES, GENERATE, ModelSet, Stage, asked_of_stages, asked_sets
+from compiler.gathers import ZERO_REDUNDANCY
 from compiler.layout import ModelLayout
 from compiler.plan import Alternative, GroupSpec, LayoutSpec
 from compiler.shapes import ModelShape
@@ -144,7 +145,8 @@ def _layout(stage: Stage, stages: Iterable[Stage], group: GroupSpec, own: bool, 
         raise _misfits(stage, needed, group, own, source)
     within = next((s.target for s in stages if s.model == stage.model and s.stage != GENERATE), "")
     within = within if stage.stage == GENERATE else ""
-    return LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within)
+    return LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within,
+                      strategy=stage.items.get("reshard", ZERO_REDUNDANCY))
 
 
 def _misfits(stage: Stage, needed: int, group: GroupSpec, own: bool, source: Source) -> DiagnosticError:

@@ -70,7 +70,11 @@ class DimSpec:
 
 @dataclass(frozen=True)
 class LayoutSpec:
-    """Ranks `first` to `first + ranks - 1` by tp x pp x dp; within: the layout whose generation order they take."""
+    """Ranks `first` to `first + ranks - 1` by tp x pp x dp.
+
+    within: the layout whose ranks they are, in an order of their own
+    strategy: how weights come from there (`compiler.gathers`); the order follows from it
+    """
 
     ranks: int
     tp: int = 1
@@ -78,6 +82,7 @@ class LayoutSpec:
     dp: int = 1
     first: int = 0
     within: str = ""
+    strategy: str = "zero-redundancy"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Reshard:
-    """Weights of `model` from layout `src` to layout `dst`; bytes of all ranks together, received from other ranks."""
+    """Weights of `model` from layout `src` to layout `dst`, by a strategy of `compiler.gathers`.
+
+    total_bytes: of all ranks together, received from other ranks
+    """
 
     op: ClassVar[str] = "reshard"
     name: str
@@ -41,6 +44,7 @@ class Reshard:
     src: str
     dst: str
     total_bytes: int = 0
+    strategy: str = "zero-redundancy"
     line: int = 0
 
 

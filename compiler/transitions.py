@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 from typing import Mapping
 
-from compiler.layout import ModelLayout, generation_layout
+from compiler.gathers import ALL_GATHER, MINIMAL, VANILLA, ZERO_REDUNDANCY, transfer_by
+from compiler.layout import ModelLayout, generation_layout, vanilla_generation_layout
 from compiler.plan import LayoutSpec
-from compiler.redistribute import WeightTransfer, redistribute
+from compiler.redistribute import WeightTransfer
 from compiler.shapes import ModelShape
 from compiler.weights import WeightLayout
 
+# how a generation layout takes the ranks of its training layout, by the strategy that moves the weights
+ORDERS = {ZERO_REDUNDANCY: generation_layout, MINIMAL: generation_layout, VANILLA: vanilla_generation_layout,
+          ALL_GATHER: vanilla_generation_layout}
 ENGINES = {"train": "megatron", "forward": "megatron", "generate": "torch"}
 
 
@@ -18,7 +22,7 @@ def resolve(layouts: Mapping[str, LayoutSpec], name: str) -> ModelLayout:
     """A layout with its order of ranks. Raises KeyError, ValueError."""
     spec = layouts[name]
     if spec.within:
-        return generation_layout(resolve(layouts, spec.within), spec.tp)
+        return ORDERS[spec.strategy](resolve(layouts, spec.within), spec.tp)
     return ModelLayout(tuple(range(spec.first, spec.first + spec.ranks)), spec.tp, spec.pp, spec.dp)
 
 
@@ -35,8 +39,9 @@ def weight_layout(shape: ModelShape, role: str, layouts: Mapping[str, LayoutSpec
 def weight_transfer(
     shape: ModelShape, role: str, layouts: Mapping[str, LayoutSpec], src: str, dst: str
 ) -> WeightTransfer:
-    """As `weight_layout`."""
-    return _transfer(weight_layout(shape, role, layouts, src), weight_layout(shape, role, layouts, dst))
+    """By the strategy of `dst` if it lies within `src`, else point to point. Raises as `weight_layout`."""
+    strategy = layouts[dst].strategy if layouts[dst].within == src else MINIMAL
+    return _transfer(strategy, *(weight_layout(shape, role, layouts, name) for name in (src, dst)))
 
 
-_transfer = functools.lru_cache(maxsize=64)(redistribute)
+_transfer = functools.lru_cache(maxsize=64)(transfer_by)

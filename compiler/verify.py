@@ -248,6 +248,9 @@ def _weight_faults(plan: Plan) -> Iterator[str]:
         if step.op != "reshard":
             continue
         shape, role = shape_of(plan, step.model), plan.models[step.model].role
+        if step.strategy != plan.layouts[step.dst].strategy:
+            yield f"{where} says `{step.strategy}`, its layout `{plan.layouts[step.dst].strategy}`"
+            continue
         transfer = weight_transfer(shape, role, plan.layouts, step.src, step.dst)
         if transfer.total_bytes != step.total_bytes:
             yield f"{where} says {step.total_bytes} bytes, its layouts say {transfer.total_bytes}"

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Iterator
 
 from compiler import codec
+from compiler.gathers import STRATEGIES
 from compiler.layout import ModelLayout
 from compiler.plan import LayoutSpec, Plan
 from compiler.shapes import ModelShape
@@ -85,6 +86,8 @@ def _layout_fault(plan: Plan, name: str, spec: LayoutSpec) -> str:
         is_own = outer is not None and not outer.within and spec.within.rpartition(".")[0] == model
         if not is_own or (outer.first, outer.ranks) != (spec.first, spec.ranks) or spec.pp > 1:
             return f"it does not lie within `{spec.within}`"
+        if spec.strategy not in STRATEGIES:
+            return f"there is no strategy `{spec.strategy}`"
     layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp)
     return misfit(shape_of(plan, model), layout, engine_of(name))
 

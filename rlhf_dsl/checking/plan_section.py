@@ -16,9 +16,12 @@ DEGREES = {"tp": AT_LEAST_1, "pp": AT_LEAST_1, "dp": AT_LEAST_1}
 ASSUMED = {"prompt": AT_LEAST_1, "response": AT_LEAST_1}
 COUNTS = ("micro_batch", "tokens", "devices")
 ENGINES = ("megatron", "torch", "vllm")
-ITEMS = ("parallel", *COUNTS, "engine", "colocate")
-_SIGNATURES = {"parallel": "parallel(tp=, pp=, dp=)", "engine": f"engine({' or '.join(ENGINES)})",
-               "colocate": "colocate(model)", **{name: f"{name}(N)" for name in COUNTS}}
+STRATEGIES = ("zero_redundancy", "vanilla", "all_gather", "minimal")
+CHOICES = {"engine": ENGINES, "reshard": STRATEGIES}
+ITEMS = ("parallel", *COUNTS, *CHOICES, "colocate")
+_SIGNATURES = {"parallel": "parallel(tp=, pp=, dp=)", "colocate": "colocate(model)",
+               **{name: f"{name}({' or '.join(known)})" for name, known in CHOICES.items()},
+               **{name: f"{name}(N)" for name in COUNTS}}
 
 
 def plan(cx: Context, section: ast.Section) -> tuple[Constraint, ...]:
@@ -47,6 +50,11 @@ def _constraint(cx: Context, line: ast.Constraint) -> Optional[Constraint]:
             if name in items:
                 cx.error("E0508", item.span, name=name, other=name, help="give it once")
             items[name] = value
+    if "reshard" in items and stage != "generate":
+        way = f"{found.name}.generate"
+        cx.error("E0507", line.span, name="reshard", rule=f"said of `{way}`", value=".".join(filter(None, (found.name, stage))),
+                 help=f"it is `{way}: reshard({items['reshard'].replace('-', '_')})`")
+        return None
     return Constraint(found.name, stage, tuple(items.items()), line.span)
 
 
@@ -88,16 +96,17 @@ def _item(cx: Context, item: ast.Expr, model: str) -> dict[str, Any]:
     if name in COUNTS:
         value = setting(cx, name, item.args[0], AT_LEAST_1)
         return {} if value is None else {name: value}
-    return _engine(cx, item.args[0]) if name == "engine" else _colocate(cx, item, model)
+    return _choice(cx, name, item.args[0]) if name in CHOICES else _colocate(cx, item, model)
 
 
-def _engine(cx: Context, node: ast.Expr) -> dict[str, Any]:
+def _choice(cx: Context, item: str, node: ast.Expr) -> dict[str, Any]:
+    known = CHOICES[item]
     name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.String) else None
-    if name not in ENGINES:
-        cx.error("E0507", node.span, name="engine", rule=" or ".join(f"`{e}`" for e in ENGINES), value=name or "this",
-                 help=did_you_mean(str(name), ENGINES))
+    if name not in known:
+        cx.error("E0507", node.span, name=item, rule=" or ".join(f"`{k}`" for k in known), value=name or "this",
+                 help=did_you_mean(str(name), known))
         return {}
-    return {"engine": name}
+    return {item: name.replace("_", "-")}
 
 
 def _colocate(cx: Context, item: ast.Call, model: str) -> dict[str, Any]:
