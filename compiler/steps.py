@@ -53,19 +53,19 @@ class Transfer:
     """Rows of values from `src` to `dst`; one of the two is "home", the other a layout.
 
     To a layout: its dp shards, each to all tp ranks of the stages that need it. From a layout: last stage, tp rank 0.
+    call: the step that reads or makes the values; how it splits rows over its layout says which rows go where
     """
 
     op: ClassVar[str] = "transfer"
     name: str
-    call: the step that reads or makes the values; how it splits rows over its layout says which rows go where
     values: tuple[Named, ...]
     src: str
     dst: str
+    call: str = ""
     line: int = 0
 
 
 @dataclass(frozen=True)
-    call: str = ""
 class Generate:
     """`expr` is the `generate` primitive; its first argument, the prompts, has the id `prompts`."""
 
