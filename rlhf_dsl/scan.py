@@ -200,7 +200,7 @@ class _Scanner:
             self._fault("E0016", token.span)
         else:
             shown = token.text if token.text.isprintable() else f"U+{ord(token.text):04X}"
-            self._fault("E0021", token.span, help=_ODD_HELP.get(token.text, ""), char=shown)
+            self._fault("E0021", token.span, help=_ODD_HELP.get(token.text), char=shown)
 
     def _unterminated(self, token: Tok) -> None:
         """A quote without its partner: the rest of the line is the string."""

@@ -1,5 +1,6 @@
 """Every program in tests/language/*.md earns exactly the diagnostics that stand below it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,9 @@ SYNTAX = [c for c in CODES if c.startswith("E00") and CODES[c].exit_code == 1 an
 def test_every_syntax_error_is_on_the_page(code):
     page = next(page for page in PAGES if page.stem == "syntax")
     assert f"error[{code}]" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_every_diagnostic_names_a_way_out(case):
+    for told in re.split(r"\n\n(?=(?:error|warning)\[)", case.expected):
+        assert "= help: " in told or not told.startswith(("error[", "warning["))

@@ -50,7 +50,7 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0609", "`{arg}` of `{name}` is `{annotation}`, found `{found}`",
         "A `str` takes text, a `float` a number of each row, a `list[float]` the numbers of a response's own tokens.",
-        "",
+        "pass a value of that kind, or change the annotation of `{arg}` where `{name}` is defined",
     ),
     Code(
         "E0610", "the dims of `{name}` do not fit: {reason}",

@@ -92,7 +92,7 @@ CODES: tuple[Code, ...] = (
     Code(
         "E0021", "`{char}` has no meaning here",
         "The character belongs to no token of the language. Names are made of a-z, A-Z, 0-9 and `_`.",
-        "", "param β = 1", "param beta = 1",
+        "take it out; names are made of a-z, A-Z, 0-9 and `_`", "param β = 1", "param beta = 1",
     ),
     Code(
         "E0022", "nested too deeply",
