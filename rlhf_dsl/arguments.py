@@ -38,7 +38,8 @@ _EXAMPLES = {
     "explain": """examples:
   rlflowc explain ppo.rlflow --ranks 4
   rlflowc explain ppo.plan.json --json
-  rlflowc explain ppo.rlflow --why actor       its layouts and their reasons, its estimates, its memory""",
+  rlflowc explain ppo.rlflow --why actor       its layouts and their reasons, its estimates, its memory
+  rlflowc explain --analyze runs/ppo-20260101-120000""",
     "diff": """examples:
   rlflowc diff old.plan.json ppo.rlflow --ranks 4     exit code 0 if both do the same, 1 if not
   rlflowc diff a.plan.json b.plan.json --json""",
@@ -172,11 +173,12 @@ def _compile(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(parser: argparse.ArgumentParser) -> None:
-    _program(parser, "a .rlflow file or a plan")
+    parser.add_argument("program", metavar="PROGRAM", nargs="?", help="a .rlflow file or a plan; - reads a program from standard input")
     _overrides(parser)
     _placement(parser)
     _json(parser)
     parser.add_argument("--why", metavar="NAME", help="why a value, model, layout or step is where it is and costs what it costs")
+    parser.add_argument("--analyze", metavar="RUN", help="the folder of a run: what its steps took beside what was estimated")
 
 
 def _diff(parser: argparse.ArgumentParser) -> None:

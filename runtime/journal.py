@@ -9,8 +9,10 @@ import json
 from pathlib import Path
 from typing import IO, Mapping, Optional
 
+from compiler.reading.tables import ITERATION
 from rlhf_dsl.diagnostics import fault
 from runtime.run_folder import RunFolder
+from runtime.times import Times
 
 
 class Journal:
@@ -21,11 +23,12 @@ class Journal:
         self._trace = open(folder.trace, "a", encoding="utf-8")
         self._board = _tensorboard(folder.tensorboard) if folder.tensorboard.is_dir() else None
 
-    def write(self, iteration: int, metrics: Mapping[str, Optional[float]], seconds: float, steps: Mapping[str, float]) -> None:
-        """seconds: of the whole iteration; steps: of each step by name, where a loop's own time includes what is in it."""
+    def write(self, iteration: int, metrics: Mapping[str, Optional[float]], seconds: float, times: Times) -> None:
+        """seconds: of the whole iteration with its evaluations; times: of steps, a loop's own includes what is in it."""
         _line(self._metrics, {"iteration": iteration, "seconds": round(seconds, 4), "metrics": dict(metrics)})
-        _line(self._trace, {"iteration": iteration, "seconds": round(seconds, 4),
-                            "steps": {name: round(spent, 5) for name, spent in steps.items()}})
+        told = {section: {title: round(spent, 6) for title, spent in steps.items()} for section, steps in times.items()}
+        _line(self._trace, {"iteration": iteration, "seconds": round(seconds, 4), "steps": told.pop(ITERATION, {}),
+                            **({"evals": told} if told else {})})
         if self._board is not None:
             self._show(iteration, metrics)
 

@@ -14,6 +14,7 @@ from runtime.executor.executor import Executor
 from runtime.executor.models import Models
 from runtime.journal import Journal
 from runtime.run_folder import RunFolder
+from runtime.times import Stopwatch, Times
 from runtime.world import World
 
 CONTINUE, SAVE, STOP = 0, 1, 2
@@ -41,11 +42,11 @@ def run(plan: Plan, folder: RunFolder, world: World, models: Models, executor: E
         resumed: int = 0) -> bool:
     """All iterations after `resumed`. Returns False if it was asked to stop before the last."""
     journal = Journal(folder) if world.rank == 0 else None
-    requests = Requests(folder)
+    requests, stopwatch = Requests(folder), Stopwatch(plan, world)
     last = plan.run.steps
     executor.setup()
     if not resumed:
-        _begin(plan, executor, journal, report)
+        _begin(plan, executor, stopwatch, journal, report)
     if requests.agreed(world) == STOP and resumed < last:
         return False
     for number in range(resumed + 1, last + 1):
@@ -53,7 +54,8 @@ def run(plan: Plan, folder: RunFolder, world: World, models: Models, executor: E
         done = executor.run_iteration(number)
         due = [s for s in plan.evals if number == last or s.every and number % s.every == 0]
         done.metrics |= _evaluations(due, executor)
-        _finish(journal, report, number, last, done.metrics, time.perf_counter() - began, done.seconds, done.skipped)
+        seconds = time.perf_counter() - began
+        _finish(journal, report, number, last, done.metrics, seconds, stopwatch.slowest(done), done.skipped)
         wish = requests.agreed(world)
         if done.save or wish != CONTINUE:
             path = checkpoint.write(folder.checkpoints, models, executor, number)
@@ -63,12 +65,14 @@ def run(plan: Plan, folder: RunFolder, world: World, models: Models, executor: E
     return True
 
 
-def _begin(plan: Plan, executor: Executor, journal: Optional[Journal], report: Callable[[dict], None]) -> None:
+def _begin(plan: Plan, executor: Executor, stopwatch: Stopwatch, journal: Optional[Journal],
+           report: Callable[[dict], None]) -> None:
     """What the models are worth before any training."""
     began = time.perf_counter()
     metrics = _evaluations(plan.evals, executor)
+    seconds = time.perf_counter() - began
     if metrics or not plan.run.steps:
-        _finish(journal, report, 0, plan.run.steps, metrics, time.perf_counter() - began, {})
+        _finish(journal, report, 0, plan.run.steps, metrics, seconds, stopwatch.slowest(executor.iteration))
 
 
 def _evaluations(sections: list[EvalSection] | tuple[EvalSection, ...], executor: Executor) -> dict[str, Optional[float]]:
@@ -79,9 +83,9 @@ def _evaluations(sections: list[EvalSection] | tuple[EvalSection, ...], executor
 
 
 def _finish(journal: Optional[Journal], report: Callable[[dict], None], number: int, last: int,
-            metrics: dict, seconds: float, steps: dict, skipped: bool = False) -> None:
+            metrics: dict, seconds: float, times: Times, skipped: bool = False) -> None:
     if journal is not None:
-        journal.write(number, metrics, seconds, steps)
+        journal.write(number, metrics, seconds, times)
     report({"event": "iteration", "iteration": number, "of": last, "metrics": metrics, "seconds": seconds})
     if skipped:
         report({"event": "message", "text": f"step {number}: `keep` left no row, so nothing was trained"})

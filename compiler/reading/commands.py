@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import Any, Callable
 
 from compiler.commands import cluster_of, compile_file, is_plan, write
 from compiler.commands import explain_command as explain_plan_command
 from compiler.plan import Plan
+from compiler.reading.analyze import analysis_json, analysis_text, analyze
 from compiler.reading.diff import diff_json, diff_text, differences
 from compiler.reading.sbatch import Job, job_script
 from compiler.reading.why import why, why_json, why_text
@@ -19,14 +21,23 @@ EXIT_DIFFERENT = 1
 
 
 def explain_command(args: Namespace) -> int:
-    """The whole plan, or what `--why` asks of it."""
+    """The whole plan, what `--why` asks of it, or what `--analyze` finds in a run."""
+    if args.analyze is not None:
+        found = analyze(Path(args.analyze), cluster_of(args))
+        return _shown(args, lambda: analysis_json(found), lambda: analysis_text(found))
+    if args.program is None:
+        raise fault("E0005", reason="the following arguments are required: PROGRAM", help="`rlflowc explain --help` shows what there is")
     if args.why is None:
         return explain_plan_command(args)
     answer = why(plan_of(args, args.program), cluster_of(args), args.why)
+    return _shown(args, lambda: why_json(answer), lambda: why_text(answer))
+
+
+def _shown(args: Namespace, json: Callable[[], Any], text: Callable[[], str]) -> int:
     if args.json:
-        put_json(why_json(answer))
+        put_json(json())
     else:
-        print(why_text(answer), end="")
+        print(text(), end="")
     return 0
 
 
@@ -43,10 +54,7 @@ def diff_command(args: Namespace) -> int:
     """Prints how the second plan differs from the first. Returns 0 if both do the same, else 1."""
     before, after = (plan_of(args, path) for path in (args.before, args.after))
     changes = differences(before, after, cluster_of(args))
-    if args.json:
-        put_json(diff_json(changes))
-    else:
-        print(diff_text(changes), end="")
+    _shown(args, lambda: diff_json(changes), lambda: diff_text(changes))
     return EXIT_DIFFERENT if changes else 0
 
 

@@ -111,4 +111,9 @@ CODES: tuple[Code, ...] = (
         "A plan holds the digest of the cluster that it was made for: its nodes decide which ranks share one.",
         "give the cluster of the plan with `--cluster`, or compile the program again for {cluster}",
     ),
+    Code(
+        "P0303", "nothing was measured in this run: {reason}",
+        "A run writes the seconds of its steps into `trace.jsonl`, a line for each iteration.",
+        "give the folder of a run that finished an iteration, such as `runs/ppo-20260101-120000`", status=2,
+    ),
 )

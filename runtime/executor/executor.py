@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterator, Optional
 
 import torch
 
 from compiler import plan as steps_of
 from compiler.plan import EvalSection, Plan, Step, UpdateLoop
+from compiler.reading.tables import title_of
 from compiler.wellformed import all_steps
 from rlhf_dsl.diagnostics import DiagnosticError, fault
 from rlhf_dsl.typed import Expr, Interner
@@ -30,12 +32,13 @@ class Iteration:
     """What an iteration leaves behind.
 
     metrics: null where no row took part; save: a checkpoint is due; series: the metrics of updates, before they are averaged over mini-batches
-    seconds: of each step by name
+    seconds: of each step by its title; evals: likewise, of each evaluation after it
     """
 
     number: int
     metrics: dict[str, Optional[float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    evals: dict[str, dict[str, float]] = field(default_factory=dict)
     skipped: bool = False
     save: bool = False
     series: dict[str, list[float]] = field(default_factory=dict)
@@ -101,6 +104,7 @@ class Executor:
         for step in section.steps:
             self._do(step, scope)
         inner, self.iteration = self.iteration, outer
+        outer.evals[section.name] = inner.seconds
         return inner.metrics
 
     def setup(self) -> None:
@@ -108,13 +112,20 @@ class Executor:
         scope = Scope(Rows(self.dims), self.world.rank, self.world.size)
         for step in self.plan.setup:
             self._do(step, scope)
+        self.iteration = Iteration(0)
 
     def _do(self, step: Step, scope: Scope) -> None:
+        with self.timed(step):
+            self._handlers[step.op](step, scope)
+
+    @contextlib.contextmanager
+    def timed(self, step: Step) -> Iterator[None]:
+        """Around the work of a step: tells that it begins, and adds its time to the iteration's."""
         self.on_step(self.iteration.number, step)
         began = time.perf_counter()
-        self._handlers[step.op](step, scope)
-        spent = self.iteration.seconds
-        spent[step.name] = spent.get(step.name, 0.0) + time.perf_counter() - began
+        yield
+        title, spent = title_of(step), self.iteration.seconds
+        spent[title] = spent.get(title, 0.0) + time.perf_counter() - began
 
     def _seed_states(self, scope: Scope) -> None:
         self.next_states = {}

@@ -53,11 +53,11 @@ def _minibatch(executor: "Executor", loop: UpdateLoop, scope: Scope, sums: dict[
     executor.on_minibatch(loop, scope)
     for step in loop.body:
         if isinstance(step, Record):
-            executor.on_step(executor.iteration.number, step)
-            sums.setdefault(step.name, []).append(executor.scalar(scope, executor.exprs[step.expr], step))
+            with executor.timed(step):
+                sums.setdefault(step.name, []).append(executor.scalar(scope, executor.exprs[step.expr], step))
         elif isinstance(step, OptimizerStep):
-            executor.on_step(executor.iteration.number, step)
-            rate, norms[step] = executor.models.optimizer_step(step.model)
+            with executor.timed(step):
+                rate, norms[step] = executor.models.optimizer_step(step.model)
             sums.setdefault(f"{step.model}/lr", []).append(rate)
         else:
             executor._do(step, scope)
