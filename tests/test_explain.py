@@ -84,7 +84,9 @@ def test_estimates_count_floating_point_operations(plan):
     costs = CostModel(plan, CLUSTER)
     tokens = 8 * (64 + 16)
     forward = next(s for s in plan.steps if isinstance(s, Forward))
-    assert costs.seconds(forward) == pytest.approx(2 * costs.parameters["actor"] * tokens / (4 * 1e12))
+    layers = 2 * (costs.parameters["actor"] - 96 * 64) * tokens / (4 * 1e12)
+    products = next(p for p in costs.estimate(forward).parts if "FLOP" in p.why)
+    assert costs.seconds(forward) > products.seconds > layers
     loop = next(s for s in plan.steps if isinstance(s, UpdateLoop))
     train = next(s for s in loop.body if isinstance(s, TrainStep))
     assert costs.seconds(train, 0.5) >= 3 * costs.seconds(forward) / 2
@@ -103,9 +105,11 @@ def test_assumed_lengths_count(tmp_path, plan):
 def test_memory_counts_weights_gradients_and_moments(plan):
     costs = CostModel(plan, CLUSTER)
     actor, ref = costs.memory("actor"), costs.memory("ref")
-    assert ref.total == ref.weights == pytest.approx(costs.parameters["ref"] * 4)
+    assert ref.weights == pytest.approx(costs.parameters["ref"] * 4, rel=0.01)
+    assert ref.total == ref.weights + ref.activations
     assert actor.gradients == actor.weights and actor.optimizer == 2 * actor.weights
     assert actor.weights < ref.weights / 2 and actor.generation == pytest.approx(ref.weights)
+    assert actor.cache == 2 * (64 + 16) * 4 * 4 * 2 * 2 * 16  # rows, tokens, bytes, layers, keys and values of 2 heads
 
 
 def test_on_one_rank_nothing_moves(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 from compiler.compile import compile_program
 from compiler.cost import CostModel
 from compiler.plan import Plan
-from compiler.reading.bounds import bounds_of
 from compiler.reading.tables import Tables, rows_of, title_of
 from compiler.reading.why import why, why_json, why_text
 from compiler.verify import walk
@@ -56,21 +55,22 @@ def test_a_model_says_where_its_time_and_memory_go(plan):
     assert len(steps) == 1 and f"{share:.1%}".replace("%", " %") in steps[0]
 
 
-def test_the_bound_that_decides_is_the_longest(plan):
+def test_an_estimate_is_the_sum_of_its_parts_the_longest_first(plan):
     costs = CostModel(plan, CLUSTER)
     for row in rows_of(plan):
-        bounds = bounds_of(costs, row.step, row.part)
-        assert [b.seconds for b in bounds] == sorted((b.seconds for b in bounds), reverse=True)
-        if bounds and row.step.op != "update":
-            assert costs.seconds(row.step, row.part) >= 0.999 * bounds[0].seconds, row.title
+        parts = costs.estimate(row.step, row.part).parts
+        assert sum(p.seconds for p in parts) == pytest.approx(costs.seconds(row.step, row.part)), row.title
+        if parts and row.step.op != "update":
+            told = facts(plan, row.title)["made of"]
+            assert [line.split("  ")[-1].strip() for line in told] == [
+                p.why for p in sorted(parts, key=lambda p: -p.seconds)], row.title
 
 
-def test_the_work_of_a_forward_is_counted(plan):
-    costs = CostModel(plan, CLUSTER)
-    row = next(r for r in rows_of(plan) if r.step.op == "forward" and r.step.model == "ref")
-    bound = next(b for b in bounds_of(costs, row.step) if b.kind == "computing")
-    assert bound.seconds == pytest.approx(2 * costs.parameters["ref"] * 8 * (64 + 16) / 4 / CLUSTER.device.flops)
-    assert facts(plan, "ref.logprobs(y)")["decides"][0].startswith("computing")
+def test_the_work_of_a_forward_is_told(plan):
+    assert any("FLOP a rank at 1.0 TFLOP/s" in line for line in facts(plan, "ref.logprobs(y)")["made of"])
+    train = facts(plan, "update/train actor")["made of"]
+    assert any("in rings of 2 over links inside a node" in line for line in train)
+    assert any("2 stages of a pipeline" in line for line in train)
 
 
 def test_a_transfer_says_for_whom_it_moves(plan):

@@ -1,8 +1,12 @@
-"""Estimates of time and memory.
+"""Estimates of time and memory: one analytic model, by which the search places models and `explain` tells of plans.
 
-`rough` serves plans of the local machine; everything else is the analytic model with which the search places models.
+`machine` says what is there, `workload` what is asked; `compute`, `links`, `training`, `generation` and `calls` hold
+the formulas, `model.CostModel` applies them to the steps of a plan.
 """
 
-from compiler.cost.rough import CostModel, Memory, Moved
+from compiler.cost.memory import Memory
+from compiler.cost.model import CostModel
+from compiler.cost.moved import Moved
+from compiler.cost.timeline import iteration_seconds, timeline
 
-__all__ = ["CostModel", "Memory", "Moved"]
+__all__ = ["CostModel", "Memory", "Moved", "iteration_seconds", "timeline"]

@@ -103,7 +103,8 @@ def _step_bytes(machine: Machine) -> int:
     return storage.gradient + 2 * storage.states + storage.weight
 
 
-def forward_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, samples: int = 0) -> PassTime:
+def forward_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call,
+                 samples: float = 0) -> PassTime:
     """Scoring all rows. samples: of a micro-batch; 0: as many as have FORWARD_TOKENS tokens"""
     rows = max(1, math.ceil(call.rows / degrees.dp))
     return _forward(machine, sizes, degrees.tp, degrees.pp, degrees.dp, rows, call.length, samples)
@@ -111,7 +112,7 @@ def forward_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, s
 
 @functools.lru_cache(maxsize=200_000)
 def _forward(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int, length: float,
-             samples: int) -> PassTime:
+             samples: float) -> PassTime:
     count = math.ceil(rows / samples) if samples else math.ceil(rows * length / FORWARD_TOKENS)
     if pp > 1 and not samples:
         count = max(count, min(rows, 4 * pp))
@@ -162,7 +163,8 @@ def activation_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Cal
     return max(first + (logits if degrees.pp == 1 else 0.0), one + logits) / degrees.tp
 
 
-def forward_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, samples: int = 0) -> float:
+def forward_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call,
+                  samples: float = 0) -> float:
     """One layer's activations and the logits of a micro-batch."""
     rows = max(1, math.ceil(call.rows / degrees.dp))
     most = samples * call.length if samples else max(FORWARD_TOKENS, call.length)

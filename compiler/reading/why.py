@@ -10,8 +10,6 @@ from typing import Any, Callable, Iterable, Iterator, Optional
 from compiler.cluster import Cluster
 from compiler.cost import CostModel
 from compiler.plan import Plan
-from compiler.reading.bounds import bounds_of
-from compiler.reading.bounds import told as bound_told
 from compiler.reading.runners_up import runners_up
 from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, scaled, seconds_text, share_text
@@ -243,12 +241,9 @@ class _Why:
         if isinstance(row.step, UpdateLoop):
             yield "", "the sum of what it does; --why with a step of it says more"
             return
-        bounds = bounds_of(self.costs, row.step, row.part)
-        yield from (("at peak", bound_told(bound)) for bound in bounds)
-        if len(bounds) > 1 or bounds and each > 1.05 * bounds[0].seconds > 0:
-            above = each / bounds[0].seconds if bounds[0].seconds else 0.0
-            more = f"; the estimate is {above:.1f} times that" if above > 1.05 else ""
-            yield "decides", f"{bounds[0].kind}{more}"
+        parts = self.costs.estimate(row.step, row.part).parts
+        for part in sorted(parts, key=lambda p: -p.seconds):
+            yield "made of", f"{seconds_text(part.seconds):>10} {share_text(part.seconds, each):>7}  {part.why}"
 
     def _source(self, line: int) -> Facts:
         text = self.plan.line_text(line).strip()

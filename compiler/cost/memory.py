@@ -1,0 +1,110 @@
+"""What models keep on the fullest rank, and how many rows generation can hold beside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Iterable
+
+from compiler.cost import generation, training
+from compiler.cost.setting import Setting
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest rank for one model.
+
+    generation: weights that generating needs beside those of training; cache: its keys and values
+    activations: of one micro-batch; there is the cache or activations, never both
+    """
+
+    weights: float
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    generation: float = 0.0
+    cache: float = 0.0
+    activations: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Of all at once."""
+        return self.weights + self.gradients + self.optimizer + self.generation + max(self.cache, self.activations)
+
+
+def memory(setting: Setting, model: str) -> Memory:
+    layout = setting.home_layout(model)
+    if layout is None:
+        return Memory(0.0)
+    placed = setting.placed(layout)
+    trained = setting.plan.models[model].optimizer is not None
+    cache = max((_cache(setting, step) for step, _ in setting.steps(model, "generate")), default=0.0)
+    return Memory(training.weight_bytes(*placed), trained * training.gradient_bytes(*placed),
+                  trained * training.state_bytes(*placed), _generation(setting, model), cache,
+                  max(_training(setting, model), _scoring(setting, model)))
+
+
+def idle(setting: Setting, model: str) -> float:
+    """Bytes that a model holds while others work; what may lie in the host's memory does."""
+    layout, spec = setting.home_layout(model), setting.plan.models[model]
+    if layout is None:
+        return 0.0
+    placed = setting.placed(layout)
+    kept = 0.0 if placed[0].storage.in_place else _generation(setting, model)
+    if spec.optimizer is None:
+        return kept + training.weight_bytes(*placed) * (not spec.offload)
+    states = training.gradient_bytes(*placed) + training.state_bytes(*placed)
+    return kept + training.weight_bytes(*placed) + states * (not spec.offload)
+
+
+def peak(setting: Setting, models: Iterable[str]) -> float:
+    """Bytes on the fullest rank of models that share ranks and take turns: all are idle but one, that does one thing."""
+    models = tuple(models)
+    return sum(idle(setting, model) for model in models) + max((_work(setting, model) for model in models), default=0.0)
+
+
+def _work(setting: Setting, model: str) -> float:
+    """Bytes beside those that a model holds while it is idle, in the call that needs most."""
+    found, spec = memory(setting, model), setting.plan.models[model]
+    fetched = (found.gradients + found.optimizer if spec.optimizer else found.weights) * spec.offload
+    in_place = setting.machine(model).storage.in_place
+    return max(_training(setting, model) + fetched, _scoring(setting, model) + fetched * (not spec.optimizer),
+               found.cache + found.generation * in_place)
+
+
+def sequences(setting: Setting, step: Any) -> int:
+    """Rows of a replica that a Generate step has at once: as many as fit, in waves that are as even as can be."""
+    machine, sizes, degrees = setting.placed(step.layout)
+    call = setting.call(step)
+    group = next((g.models for g in setting.plan.groups if step.model in g.models), tuple(setting.plan.models))
+    kept = sum(idle(setting, model) for model in group)
+    if machine.storage.in_place:
+        kept += _generation(setting, step.model)
+    rows = math.ceil(call.rows / degrees.dp)
+    most = (machine.usable - kept) // generation.cache_bytes(machine, sizes, degrees, call, 1)
+    return math.ceil(rows / math.ceil(rows / max(1, min(most, rows))))
+
+
+def _generation(setting: Setting, model: str) -> float:
+    """Weights beside those of the model's home."""
+    home, layout = setting.home_layout(model), f"{model}.generate"
+    if layout not in setting.plan.layouts or home == layout:
+        return 0.0
+    machine, sizes, degrees = setting.placed(layout)
+    return generation.generation_weight_bytes(machine, sizes, setting.placed(home)[2], degrees)
+
+
+def _cache(setting: Setting, step: Any) -> float:
+    return generation.cache_bytes(*setting.placed(step.layout), setting.call(step), sequences(setting, step))
+
+
+def _training(setting: Setting, model: str) -> float:
+    """Activations of the largest micro-batch."""
+    calls = [(step, setting.call(step, part)) for step, part in setting.steps(model, "train")]
+    return max((training.activation_bytes(*setting.placed(step.layout), call, setting.micro(step, call))
+                for step, call in calls), default=0.0)
+
+
+def _scoring(setting: Setting, model: str) -> float:
+    calls = [(step, setting.call(step, part)) for step, part in setting.steps(model, "forward")]
+    return max((training.forward_bytes(*setting.placed(step.layout), call, setting.samples(step, call))
+                for step, call in calls), default=0.0)

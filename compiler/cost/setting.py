@@ -1,0 +1,123 @@
+"""A plan on a cluster in the terms of the cost functions: machines, sizes, degrees, calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Iterable, Iterator, Optional
+
+from compiler.cluster import Cluster
+from compiler.cost.layouts import Degrees
+from compiler.cost.moved import Lengths
+from compiler.cost.sizes import Sizes, sizes_of
+from compiler.cost.training import Micro
+from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call
+from compiler.machine import Machine
+from compiler.plan import Plan
+from compiler.shapes import parameters
+from compiler.steps import UpdateLoop
+from compiler.wellformed import shape_of
+
+
+@dataclass(frozen=True)
+class Setting:
+    plan: Plan
+    cluster: Cluster
+
+    def machine(self, model: str = "") -> Machine:
+        """Where a model runs; without a name, the weakest part of the cluster.
+
+        Ranks that share devices share their rates and memory.
+        """
+        pool = next((g.pool for g in self.plan.groups if model in g.models), "")
+        named = (m for m in self.cluster.machines if m.name == pool)
+        found = next(named, min(self.cluster.machines, key=lambda m: m.flops))
+        crowd = self.plan.world / self.cluster.devices
+        if crowd <= 1:
+            return found
+        return dataclasses.replace(found, flops=found.flops / crowd, memory_bandwidth=found.memory_bandwidth / crowd,
+                                   memory=found.memory / crowd)
+
+    def sizes(self, model: str) -> Sizes:
+        return sizes_of(shape_of(self.plan, model), self.plan.models[model].role)
+
+    def placed(self, layout: str) -> tuple[Machine, Sizes, Degrees]:
+        model, spec = layout.rpartition(".")[0], self.plan.layouts[layout]
+        return self.machine(model), self.sizes(model), Degrees(spec.tp, spec.pp, spec.dp)
+
+    def home_layout(self, model: str) -> Optional[str]:
+        """The layout in which a model keeps its weights."""
+        names = (f"{model}.{stage}" for stage in (TRAIN, FORWARD, GENERATE))
+        return next((name for name in names if name in self.plan.layouts), None)
+
+    # ---- sizes
+
+    @cached_property
+    def parameters(self) -> dict[str, int]:
+        return {name: parameters(shape_of(self.plan, name), m.role) for name, m in self.plan.models.items()}
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        return Lengths(self.plan)
+
+    @property
+    def prompt_tokens(self) -> float:
+        return self.lengths.prompt
+
+    def response_tokens(self, dims: tuple[str, ...]) -> float:
+        return self.lengths.response(dims)
+
+    def tokens(self, response: int) -> float:
+        """Prompt and response tokens of all samples of a response (an id of an expression)."""
+        return self.lengths.tokens(response)
+
+    def value_bytes(self, expr: int) -> float:
+        return self.lengths.bytes(expr)
+
+    # ---- steps
+
+    @cached_property
+    def _times(self) -> dict[int, int]:
+        loops = [s for s in self.plan.steps if isinstance(s, UpdateLoop)]
+        return {id(step): loop.epochs * loop.minibatches for loop in loops for step in loop.body}
+
+    def times(self, step: Any) -> int:
+        """How often an iteration runs a step."""
+        return self._times.get(id(step), 1)
+
+    def steps(self, model: str, op: str) -> Iterator[tuple[Any, float]]:
+        """(step, share of the rows that it sees) of all of a kind that work for a model."""
+        for steps in (self.plan.steps, *(section.steps for section in self.plan.evals)):
+            for step in steps:
+                inner = [(step, 1.0)]
+                if isinstance(step, UpdateLoop):
+                    inner = [*((s, 1.0) for s in step.before), *((s, 1 / step.minibatches) for s in step.body)]
+                yield from (found for found in inner if found[0].op == op and found[0].model == model)
+
+    def call(self, step: Any, part: float = 1.0) -> Call:
+        """What a Generate, Forward or TrainStep asks of its model. part: the share of the rows that it sees"""
+        responses = {"generate": lambda: [step.expr], "forward": lambda: [step.response],
+                     "train": lambda: sorted({self.plan.exprs[c.expr].args[0] for c in step.calls})}[step.op]()
+        return self._call(step.model, step.op, responses, part)
+
+    def _call(self, model: str, kind: str, responses: Iterable[int], part: float) -> Call:
+        """Over some rows of several responses, whose mean length counts."""
+        dims = [self.plan.exprs[r].dims for r in responses]
+        samples = [self.lengths.samples(d) for d in dims]
+        tokens = sum(n * self.lengths.response(d) for n, d in zip(samples, dims))
+        longest = max(map(self.lengths.longest, dims))
+        rows = max(1, math.ceil(part * sum(samples)))
+        return Call(model, kind, rows, self.prompt_tokens, tokens / sum(samples), longest)
+
+    def micro(self, step: Any, call: Call) -> Micro:
+        """Of a TrainStep, whose micro_batch counts units: a root row may come with its whole group."""
+        dims = self.plan.exprs[self.plan.exprs[step.calls[0].expr].args[0]].dims
+        unit = max(1, self.lengths.samples(dims) // self.lengths.samples(step.unit)) if step.unit else 1
+        return Micro(max(unit, int(min(self.samples(step, call, unit), call.rows))), step.recompute)
+
+    def samples(self, step: Any, call: Call, unit: int = 1) -> float:
+        """The most that a micro-batch of a Forward or TrainStep may hold; unit: samples that stay together"""
+        by_tokens = max(1.0, step.tokens / call.length) if step.tokens else math.inf
+        return min(step.micro_batch * unit or math.inf, by_tokens)

@@ -1,0 +1,166 @@
+"""Estimates of plans: they are those of the search, each with its reason, and steps side by side take no longer."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from compiler.cluster import Cluster
+from compiler.cluster_file import read_cluster
+from compiler.compile import compile_program
+from compiler.cost import CostModel, iteration_seconds, timeline
+from compiler.cost.memory import idle
+from compiler.machine import Engine, Storage
+from compiler.plan import Plan
+from compiler.reading.tables import rows_of
+from compiler.search.program import Searched
+from compiler.steps import UpdateLoop
+from rlhf_dsl.frontend import load
+from tests.compiling import CLUSTER, compiled
+from tests.test_explain import PPO
+
+ROOT = Path(__file__).resolve().parents[1]
+OVERRIDES = {"base": "catalog:llama-2-7b", "b": "1024", "t": "1024"}
+
+
+def searched(program: str, cluster: Cluster):
+    """(plan, what the search found)"""
+    found = []
+    checked = load(str(ROOT / "programs" / f"{program}.rlflow"), OVERRIDES)
+    return compile_program(checked, cluster, placer=Searched(told=found.append)), found[0]
+
+
+@pytest.mark.parametrize("name", ["a100-16x8", "a100-1x8", "h100-16x8", "mixed"])
+def test_the_plan_of_a_placement_takes_what_the_search_says(name):
+    """Up to what the search does not know: which values move, and that home waits for all groups in each mini-batch."""
+    cluster = read_cluster(ROOT / "programs" / "clusters" / f"{name}.toml")
+    plan, found = searched("ppo", cluster)
+    costs = CostModel(plan, cluster)
+    assert iteration_seconds(costs) == pytest.approx(found.iteration_s, rel=0.05)
+    spans = {span.step.name: span for span in timeline(costs)}
+    for group in found.groups:
+        for one in group.models:
+            trained = [s for s in rows_of(plan) if s.step.op in ("train", "optimizer") and s.step.model == one.model]
+            spent = sum(row.times * costs.seconds(row.step, row.part) for row in trained)
+            assert spent == pytest.approx(one.option.times[2], rel=1e-3, abs=1e-2), one.model
+        assert costs.peak([m.model for m in group.models]) == pytest.approx(group.peak, rel=0.2)
+    assert spans["y"].end == pytest.approx(found.stages[0], rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory) -> Plan:
+    return compiled(tmp_path_factory.mktemp("cost"), PPO, 4)
+
+
+APART = PPO + "    actor: devices(4)\n    ref: colocate(actor)\n    critic: devices(2)\n"
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory) -> Plan:
+    """Three groups: actor and ref, critic, reward."""
+    return compiled(tmp_path_factory.mktemp("apart"), APART, 8)
+
+
+def test_every_estimate_has_a_reason(plan):
+    costs = CostModel(plan, CLUSTER)
+    for row in rows_of(plan):
+        if costs.seconds(row.step, row.part):
+            assert costs.reason(row.step, row.part), row.step
+
+
+def test_on_shared_ranks_only_rows_travel_beside(plan):
+    """One group: steps follow one another, and what is saved is at most the time of transfers."""
+    costs = CostModel(plan, CLUSTER)
+    total = sum(map(costs.seconds, plan.steps))
+    moves = sum(row.times * costs.seconds(row.step, row.part) for row in rows_of(plan) if row.step.op == "transfer")
+    assert total - moves <= iteration_seconds(costs) * (1 + 1e-9) <= total * (1 + 1e-9)
+
+
+def test_groups_work_side_by_side(apart):
+    costs, spans = CostModel(apart, CLUSTER), timeline(CostModel(apart, CLUSTER))
+    assert len(apart.groups) == 3
+    busy = [s for s in spans if s.groups and not isinstance(s.step, UpdateLoop)]
+    for one in busy:
+        for other in busy:
+            if one is not other and set(one.groups) & set(other.groups):
+                assert one.end <= other.start or other.end <= one.start
+    trains = [s for s in spans if s.step.op == "train"]
+    assert trains[0].start < trains[1].end and trains[1].start < trains[0].end
+    assert iteration_seconds(costs) < sum(map(costs.seconds, apart.steps))
+
+
+def test_nothing_begins_before_what_it_reads_is_there(apart):
+    spans = timeline(CostModel(apart, CLUSTER))
+    done = {s.step.name: s.end for s in spans if s.step.op in ("generate", "forward", "train")}
+    for span in spans:
+        if span.step.op == "transfer" and span.step.dst == "home":
+            assert span.start >= done[span.step.call]
+        if span.step.op in ("forward", "train"):
+            rows = [s.end for s in spans if s.step.op == "transfer" and s.step.call == span.step.name and s.step.src == "home"]
+            assert rows and span.start >= max(rows)
+
+
+def test_a_long_loop_is_followed_a_few_times(tmp_path):
+    few, many = (compiled(tmp_path, PPO.replace("minibatches=2", f"minibatches={n}"), 4) for n in (4, 8))
+    loops = [next(s for s in p.steps if isinstance(s, UpdateLoop)) for p in (few, many)]
+    for plan, loop in zip((few, many), loops):
+        costs = CostModel(plan, CLUSTER)
+        span = next(s for s in timeline(costs) if s.step is loop)
+        assert span.end - span.start == pytest.approx(costs.seconds(loop), rel=0.1)
+
+
+# ---- machines --------------------------------------------------------------------------------------
+
+def on(**changes) -> Cluster:
+    return Cluster("test", (dataclasses.replace(CLUSTER.machines[0], **changes),))
+
+
+def test_ranks_that_share_a_device_share_its_rates(plan):
+    """The test's machine has 8 devices; on 2 of them four ranks take twice as long."""
+    forward = next(s for s in plan.steps if s.op == "forward" and s.model == "reward")
+    compute = [next(p.seconds for p in CostModel(plan, c).estimate(forward).parts if "FLOP" in p.why)
+               for c in (CLUSTER, on(devices_per_node=2))]
+    assert compute[1] == pytest.approx(2 * compute[0])
+
+
+def test_a_call_is_dispatched_once_an_iteration(plan):
+    costs = [CostModel(plan, on(engine=Engine(1e-5, 1e-5, call, step))) for call, step in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))]
+    loop = next(s for s in plan.steps if isinstance(s, UpdateLoop))
+    free, dispatched, stepped = (c.seconds(loop) for c in costs)
+    assert dispatched - free == pytest.approx(2)  # two models are trained
+    others = [s for s in loop.body if s.op not in ("optimizer",)]
+    assert stepped - free == pytest.approx(4 * len(others))
+
+
+def test_what_lies_in_host_memory_is_fetched(plan):
+    idle = dataclasses.replace(plan, models={
+        name: dataclasses.replace(m, offload=name in ("ref", "critic")) for name, m in plan.models.items()})
+    before, after = CostModel(plan, CLUSTER), CostModel(idle, CLUSTER)
+    ref = next(s for s in plan.steps if s.op == "forward" and s.model == "ref")
+    rate = CLUSTER.machines[0].host
+    assert after.seconds(ref) - before.seconds(ref) == pytest.approx(after.memory("ref").weights / rate)
+    loops = [next(s for s in p.steps if isinstance(s, UpdateLoop)) for p in (plan, idle)]
+    moved = 2 * after.memory("critic").optimizer / rate
+    assert after.seconds(loops[1]) - before.seconds(loops[0]) == pytest.approx(moved)
+    assert after.peak(idle.models) < before.peak(plan.models)
+
+
+def test_memory_follows_what_the_software_keeps(plan):
+    """Sixteen bit, states cut over data shards, generation in place of the training shard."""
+    large = CostModel(plan, CLUSTER).memory("critic")
+    small = CostModel(plan, on(storage=Storage())).memory("critic")
+    assert small.weights == large.weights / 2 and small.gradients == large.gradients
+    assert small.optimizer == 12 / 8 * large.optimizer / 2  # dp 2
+    assert CostModel(plan, on(storage=Storage())).memory("actor").generation < CostModel(plan, CLUSTER).memory("actor").generation
+
+
+def test_a_small_memory_makes_waves(plan):
+    generate = next(s for s in plan.steps if s.op == "generate")
+    costs = CostModel(plan, CLUSTER)
+    kept = sum(idle(costs, model) for model in plan.models)
+    short = CostModel(plan, on(memory=kept + costs.memory("actor").cache / 2))
+    assert costs.sequences(generate) == 2 and short.sequences(generate) == 1
+    assert short.seconds(generate) > costs.seconds(generate)
+    assert "2 waves" in "; ".join(p.why for p in short.estimate(generate).parts)
