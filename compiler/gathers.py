@@ -164,7 +164,7 @@ class GatheredTransfer(WeightTransfer):
 
     @functools.cached_property
     def _plans(self) -> Callable[[tuple[int, ...], Optional[int]], "_Plan"]:
-        """By source shards of a group's ranks, and the destination shard that all want: groups of all replicas share."""
+        """By source shards of a group's ranks, and the destination shard that all want: the same in all replicas."""
         return functools.cache(self._plan_of)
 
     def _plan_of(self, shards: tuple[int, ...], wanted: Optional[int]) -> "_Plan":
@@ -188,7 +188,7 @@ class Group(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What a group gathers. given: elements that each member gives; boxes: what the shares make up, None for the model."""
+    """What a group gathers. given: elements that each member gives; boxes: what the shares make up, None for all."""
 
     shares: tuple[Share, ...]
     given: tuple[int, ...]

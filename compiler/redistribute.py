@@ -108,6 +108,27 @@ class WeightTransfer:
         """The boxes into which the source cuts the model, tensor after tensor."""
         return self._tables.source_boxes()
 
+    # what `compiler.gathers` has more of
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of ranks, ascending, that gather together: the same on every rank."""
+        return ()
+
+    def gather(self, rank: int) -> None:
+        """The collective that `rank` takes part in."""
+
+    def one_of_alike_replicas(self) -> Iterator[int]:
+        """Ranks of the destination: those outside the source, and of source replicas whose ranks are alike, one's."""
+        src, seen = self.src.layout, set()
+        yield from (rank for rank in self.dst.layout.ranks if rank not in src)
+        for d in range(src.dp):
+            replica = [rank for rank in src.replica(d) if rank in self.dst.layout]
+            kinds = tuple(map(self._kind, replica))
+            if kinds not in seen:
+                seen.add(kinds)
+                yield from replica
+
     def giver(self, part: Part, rank: int) -> int:
         """The rank from which `rank` gets `part`, the same wherever it is computed.
 
@@ -126,7 +147,7 @@ class WeightTransfer:
         return _rank(src, turn % src.dp, holders[(at.tp + at.pp + turn // src.dp) % len(holders)])
 
     def is_gathered(self, part: Part, rank: int) -> bool:
-        """Whether `part` comes to `rank` by a collective, not by a move (`compiler.gathers`)."""
+        """Whether `part` comes to `rank` by a collective, not by a move."""
         return False
 
     def _given(self, rank: int) -> Iterator[Move]:
@@ -296,7 +317,7 @@ def _one_replica(weights: WeightLayout) -> WeightLayout:
 
 
 def _holders(src: WeightLayout) -> dict[str, dict[tuple[Point, Point], tuple[int, ...]]]:
-    """By tensor and box, the shards that hold it. Boxes of one tensor are equal or disjoint: that is how layouts cut."""
+    """By tensor and box, the shards that hold it. Boxes of one tensor are equal or disjoint: so layouts cut."""
     found: dict[str, dict[tuple[Point, Point], tuple[int, ...]]] = defaultdict(dict)
     for shard in src.layout.ranks:
         for piece in src.pieces(shard):

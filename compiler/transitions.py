@@ -39,9 +39,14 @@ def weight_layout(shape: ModelShape, role: str, layouts: Mapping[str, LayoutSpec
 def weight_transfer(
     shape: ModelShape, role: str, layouts: Mapping[str, LayoutSpec], src: str, dst: str
 ) -> WeightTransfer:
-    """By the strategy of `dst` if it lies within `src`, else point to point. Raises as `weight_layout`."""
-    strategy = layouts[dst].strategy if layouts[dst].within == src else MINIMAL
-    return _transfer(strategy, *(weight_layout(shape, role, layouts, name) for name in (src, dst)))
+    """Raises as `weight_layout`."""
+    ends = (weight_layout(shape, role, layouts, name) for name in (src, dst))
+    return _transfer(strategy_of(layouts, src, dst), *ends)
+
+
+def strategy_of(layouts: Mapping[str, LayoutSpec], src: str, dst: str) -> str:
+    """How weights go from `src` to `dst`: as `dst` says if it lies within `src`, else point to point."""
+    return layouts[dst].strategy if layouts[dst].within == src else MINIMAL
 
 
 _transfer = functools.lru_cache(maxsize=64)(transfer_by)

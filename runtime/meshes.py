@@ -93,13 +93,22 @@ class Mesh:
     def __init__(self, job: Job, layouts: Iterable[ModelLayout]) -> None:
         self.job = job
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        for ranks in _distinct(layouts):
+        self._made: set[tuple[int, ...]] = set()
+        self.make(ranks for layout in layouts for axis in _axes(layout).values() for ranks in axis)
+
+    def make(self, sets: Iterable[tuple[int, ...]]) -> None:
+        """Makes the groups of more sets of ranks, where there are none. Collective, as construction."""
+        for ranks in sets:
+            ranks = tuple(sorted(ranks))
+            if ranks in self._made:
+                continue
+            self._made.add(ranks)
             group = dist.new_group(list(ranks))
-            if job.rank in ranks:
+            if self.job.rank in ranks:
                 self._groups[ranks] = group
 
     def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        """The group of `ranks`. Raises KeyError if no layout needs it or this rank is not in it."""
+        """The group of `ranks`. Raises KeyError if none was made or this rank is not in it."""
         return self._groups[tuple(sorted(ranks))]
 
     def groups(self, layout: ModelLayout) -> LayoutGroups:
@@ -108,12 +117,6 @@ class Mesh:
         at = layout.coordinates(rank)
         mine = {axis: next((ranks for ranks in sets if rank in ranks), None) for axis, sets in _axes(layout).items()}
         return LayoutGroups(layout, at, **{axis: ranks and self.group(ranks) for axis, ranks in mine.items()})
-
-
-def _distinct(layouts: Iterable[ModelLayout]) -> list[tuple[int, ...]]:
-    """The sets of ranks, each sorted and once, in the order of first use."""
-    sets = (tuple(sorted(ranks)) for layout in layouts for axis in _axes(layout).values() for ranks in axis)
-    return list(dict.fromkeys(sets))
 
 
 def _axes(layout: ModelLayout) -> Mapping[str, Sequence[tuple[int, ...]]]:

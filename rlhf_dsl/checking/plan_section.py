@@ -52,7 +52,8 @@ def _constraint(cx: Context, line: ast.Constraint) -> Optional[Constraint]:
             items[name] = value
     if "reshard" in items and stage != "generate":
         way = f"{found.name}.generate"
-        cx.error("E0507", line.span, name="reshard", rule=f"said of `{way}`", value=".".join(filter(None, (found.name, stage))),
+        said = ".".join(filter(None, (found.name, stage)))
+        cx.error("E0507", line.span, name="reshard", rule=f"said of `{way}`", value=said,
                  help=f"it is `{way}: reshard({items['reshard'].replace('-', '_')})`")
         return None
     return Constraint(found.name, stage, tuple(items.items()), line.span)

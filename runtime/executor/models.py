@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from compiler import transitions
+from compiler.gathers import transfer_by
 from compiler.layout import ModelLayout
 from compiler.plan import Action, Plan, TrainStep, UpdateLoop
 from compiler.redistribute import redistribute
@@ -103,10 +104,12 @@ class Models:
         self.mover(src, dst).move(self._weights(src), self._weights(dst))
 
     def mover(self, src: str, dst: str) -> WeightMover:
-        """The move between two layouts; it counts the bytes that this rank sent and received."""
+        """The move between two layouts; it counts the bytes that this rank sent and received. Collective."""
         if (src, dst) not in self._movers:
-            transfer = redistribute(self.weight_layout(src), self.weight_layout(dst))
-            self._movers[src, dst] = WeightMover(transfer, self.job.rank)
+            strategy = transitions.strategy_of(self.plan.layouts, src, dst)
+            transfer = transfer_by(strategy, self.weight_layout(src), self.weight_layout(dst))
+            self.mesh.make(transfer.groups)
+            self._movers[src, dst] = WeightMover(transfer, self.job.rank, groups=self.mesh.group)
         return self._movers[src, dst]
 
     def bytes_moved(self) -> dict[str, tuple[int, int]]:

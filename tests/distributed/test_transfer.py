@@ -45,7 +45,7 @@ def cases(tmp_path_factory) -> dict[str, dict]:
 
 
 def test_all_cases_ran(cases):
-    assert len(cases) == len(MODELS) * 6 * 7 + 1
+    assert len(cases) == len(MODELS) * (6 * 13 + 2) + 1
 
 
 def test_every_element_arrives_bitwise(cases):
@@ -55,8 +55,11 @@ def test_every_element_arrives_bitwise(cases):
 def test_bytes_are_those_of_the_plan(cases):
     assert [name for name, c in cases.items() if c["bytes_differ"]] == []
     moved = [c for c in cases.values() if "moved" in c]
-    assert all(c["moved"] == c["planned"] == c["lower_bound"] for c in moved)
-    assert any(c["moved"] for c in moved)
+    assert all(c["moved"] == c["planned"] for c in moved)
+    for strategy, is_least in (("minimal", True), ("zero-redundancy", True), ("vanilla", False), ("all-gather", False)):
+        those = [c for c in moved if c["strategy"] == strategy]
+        assert any(c["moved"] for c in those)
+        assert all(c["moved"] == c["lower_bound"] for c in those) == is_least, strategy
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -14,6 +14,8 @@ from mpi4py import MPI
 from safetensors.torch import load_file
 from torch import Tensor
 
+from compiler import transitions
+from compiler.gathers import MINIMAL, STRATEGIES, transfer_by
 from compiler.layout import ModelLayout, generation_layout
 from compiler.redistribute import redistribute
 from compiler.shapes import shape_from_config
@@ -51,9 +53,13 @@ def report(case: str, wrong: int, bytes_differ: bool, **facts) -> None:
         print(json.dumps({"case": case, "wrong": totals[0], "bytes_differ": totals[1], **facts}), flush=True)
 
 
-def move(case: str, src: WeightLayout, dst: WeightLayout, source: dict, canonical: dict, dtype: torch.dtype) -> None:
-    transfer = redistribute(src, dst, itemsize=dtype.itemsize)
-    mover = WeightMover(transfer, comm.rank, dtype=dtype, bucket_bytes=SMALL_BUCKET)
+def move(
+    mesh: meshes.Mesh, case: str, src: WeightLayout, dst: WeightLayout, source: dict, canonical: dict,
+    dtype: torch.dtype, strategy: str = MINIMAL,
+) -> None:
+    transfer = transfer_by(strategy, src, dst, itemsize=dtype.itemsize)
+    mesh.make(transfer.groups)
+    mover = WeightMover(transfer, comm.rank, groups=mesh.group, dtype=dtype, bucket_bytes=SMALL_BUCKET)
     destination = garbage(dst, dtype)
     mover.move(source, destination)
     counted = (mover.bytes_sent, mover.bytes_received)
@@ -61,11 +67,11 @@ def move(case: str, src: WeightLayout, dst: WeightLayout, source: dict, canonica
     report(
         case, wrong_elements(destination, expected(dst, canonical, dtype)), counted != planned,
         moved=comm.allreduce(mover.bytes_received), planned=transfer.total_bytes,
-        lower_bound=transfer.lower_bound_bytes,
+        lower_bound=transfer.lower_bound_bytes, strategy=strategy,
     )
 
 
-def model_cases(folder: Path) -> None:
+def model_cases(mesh: meshes.Mesh, folder: Path) -> None:
     shape, hf = shape_from_config(folder), HFFolder(folder)
     canonical = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
     everyone = tuple(range(comm.size))
@@ -80,11 +86,26 @@ def model_cases(folder: Path) -> None:
         targets["disk"] = WeightLayout(shape, "policy", ModelLayout((0,)), "disk")
         targets["disk pp2"] = WeightLayout(shape, "policy", ModelLayout((3, 1), pp=2), "disk")
         for target, dst in targets.items():
-            move(f"{name} to {target}", src, dst, source, canonical, torch.float32)
-        move(f"{name} to torch tp2 in bf16", src, targets["torch tp2"], source, canonical, torch.bfloat16)
+            move(mesh, f"{name} to {target}", src, dst, source, canonical, torch.float32)
+        for n in (1, 2):
+            for strategy in (s for s in STRATEGIES if s != MINIMAL):
+                dst = WeightLayout(shape, "policy", transitions.ORDERS[strategy](train, n), "torch")
+                move(mesh, f"{name} to torch tp{n} by {strategy}", src, dst, source, canonical, torch.float32, strategy)
+        move(mesh, f"{name} to torch tp2 in bf16", src, targets["torch tp2"], source, canonical, torch.bfloat16)
         back = garbage(targets["torch tp2"], torch.float32)
         hf.read_into(back, targets["torch tp2"], comm.rank)
-        move(f"{name} from torch tp2", targets["torch tp2"], src, back, canonical, torch.float32)
+        move(mesh, f"{name} from torch tp2", targets["torch tp2"], src, back, canonical, torch.float32)
+
+
+def sets_case(mesh: meshes.Mesh, folder: Path, name: str, train: ModelLayout, generate: ModelLayout) -> None:
+    """From some ranks to others, which may be partly the same."""
+    shape = shape_from_config(folder)
+    src, dst = WeightLayout(shape, "policy", train, "megatron"), WeightLayout(shape, "policy", generate, "torch")
+    source = garbage(src, torch.float32)
+    if comm.rank in train:
+        HFFolder(folder).read_into(source, src, comm.rank)
+    canonical = {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+    move(mesh, name, src, dst, source, canonical, torch.float32)
 
 
 def subgroup_case(folder: Path) -> None:
@@ -104,10 +125,13 @@ def subgroup_case(folder: Path) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    meshes.start(comm)
+    mesh = meshes.Mesh(meshes.start(comm), [])
     folders = sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir())
     for folder in folders:
-        model_cases(folder)
+        model_cases(mesh, folder)
+        sets_case(mesh, folder, f"{folder.name} to other ranks", ModelLayout((0, 1), tp=2), ModelLayout((2, 3), dp=2))
+        overlapping = ModelLayout((0, 1, 2), pp=3), ModelLayout((1, 2, 3), dp=3)
+        sets_case(mesh, folder, f"{folder.name} to some of the same ranks", *overlapping)
     subgroup_case(folders[0])
     torch.distributed.destroy_process_group()
 
