@@ -6,8 +6,9 @@ import os
 import sys
 import time
 from argparse import Namespace
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 from compiler.cluster import Cluster, local_cluster
 from compiler.cluster_file import read_cluster
@@ -16,10 +17,11 @@ from compiler.compile import Placer, compile_program, lower_and_place, program_f
 from compiler.explain import explain_json, explain_text
 from compiler.ir import FlowGraph
 from compiler.passes import NAMES
-from compiler.placement import place
+from compiler.placement import Placement, place
 from compiler.plan import Plan
-from compiler.search.program import placement_on
-from compiler.search.report import placement_json, placement_text
+from compiler.search.placement import TIME, Found
+from compiler.search.program import Searched, Told, untold
+from compiler.search.progress import ShownProgress
 from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import did_you_mean, fault
 from rlhf_dsl.frontend import load
@@ -37,48 +39,65 @@ def compile_command(args: Namespace) -> int:
     checked = load_program(args)
     observer = Observer(args.print_after)
     if args.stop_after in STAGES:
-        print(_stage(checked, args, observer), end="")
+        lower_and_place(checked, placed(checked, args), observer)
+        print(observer.graphs[args.stop_after], end="")
     else:
-        plan = compile_program(checked, cluster_of(args), args.ranks, observer)
-        write(plan.to_json(), args.output)
+        write(compile_checked(checked, args, args.ranks, observer).to_json(), args.output)
     if args.time_passes:
         observer.report()
     return 0
 
 
 def explain_command(args: Namespace) -> int:
-    """Prints what a program's or a plan file's plan does where, with estimates.
-
-    On a described cluster it is the placement that the search finds, unless `--ranks` asks for a plan.
-    """
+    """Prints what a program's or a plan file's plan does where, with estimates."""
     began = time.perf_counter()
-    cluster = cluster_of(args)
-    if not cluster.is_local and args.ranks is None and not is_plan(args.program):
-        return _explain_placement(args, cluster)
-    plan = load_plan(Path(args.program)) if is_plan(args.program) else compile_file(args, args.ranks)[0]
-    seconds = time.perf_counter() - began
+    plan, searched = _plan_to_explain(args)
+    searched = searched or {"considered": 1, "feasible": 1, "seconds": time.perf_counter() - began}
     if args.json:
-        put_json(explain_json(plan, cluster, seconds))
+        put_json(explain_json(plan, cluster_of(args), searched))
     else:
-        print(explain_text(plan, cluster), end="")
+        print(explain_text(plan, cluster_of(args)), end="")
     return 0
 
 
-def _explain_placement(args: Namespace, cluster: Cluster) -> int:
-    checked = load_program(args)
-    shapes = read_shapes(checked, program_folder(checked.path))
-    workload, found = placement_on(checked, shapes, cluster)
-    if args.json:
-        put_json(placement_json(checked.name, workload, found))
-    else:
-        print(placement_text(checked.name, cluster.name, workload, cluster.machines, found), end="")
-    return 0
+def _plan_to_explain(args: Namespace) -> tuple[Plan, dict[str, float]]:
+    """(plan, what was searched); {} where nothing was."""
+    if is_plan(args.program):
+        return load_plan(Path(args.program)), {}
+    found: list[Found] = []
+    plan = compile_checked(load_program(args), args, args.ranks, told=found.append)
+    return plan, next(({"considered": f.considered, "feasible": f.partitions, "seconds": f.search_s} for f in found), {})
 
 
 def compile_file(args: Namespace, ranks: Optional[int]) -> tuple[Plan, str]:
     """(plan, text) of the program `args.program` on `ranks` ranks, or on a number that fits if None."""
     checked = load_program(args)
-    return compile_program(checked, cluster_of(args), ranks), checked.text
+    return compile_checked(checked, args, ranks), checked.text
+
+
+def compile_checked(checked: Checked, args: Namespace, ranks: Optional[int], observe: Watch = unobserved,
+                    told: Told = untold) -> Plan:
+    """The plan as `args.cluster` and `args.objective` ask for it."""
+    with _placer(args, told) as placer:
+        return compile_program(checked, cluster_of(args), ranks, observe, placer)
+
+
+def placed(checked: Checked, args: Namespace) -> Placement:
+    """Where models run, as `compile_checked` has it."""
+    with _placer(args) as placer:
+        return placer(checked, read_shapes(checked, program_folder(checked.path)), cluster_of(args), args.ranks)
+
+
+@contextmanager
+def _placer(args: Namespace, told: Told = untold) -> Iterator[Placer]:
+    """On a described cluster a search, which shows its progress."""
+    if not args.cluster:
+        if args.objective:
+            raise fault("E0005", reason="--objective says what a search shall find", help="give a `--cluster FILE`")
+        yield place
+        return
+    with ShownProgress() as progress:
+        yield Searched(args.objective or TIME, progress, told)
 
 
 def is_plan(path: str) -> bool:
@@ -96,13 +115,6 @@ def load_program(args: Namespace) -> Checked:
 def cluster_of(args: Namespace) -> Cluster:
     """The cluster of `--cluster`, or this machine."""
     return read_cluster(Path(args.cluster)) if args.cluster else local_cluster()
-
-
-def _stage(checked: Checked, args: Namespace, observer: "Observer") -> str:
-    shapes = read_shapes(checked, program_folder(checked.path))
-    placement = place(checked, shapes, cluster_of(args), args.ranks)
-    lower_and_place(checked, placement, observer)
-    return str(observer.graphs[args.stop_after])
 
 
 def check_stage(option: str, given: Optional[str], known: Sequence[str]) -> None:

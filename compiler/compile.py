@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import time
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Mapping, Optional
 
 from compiler import unexecuted
 from compiler.catalog import PREFIX, model_shape
@@ -25,6 +25,7 @@ from rlhf_dsl.source import STDIN, Source
 from rlhf_dsl.typed import Checked, Expr
 
 Observer = Callable[[str, FlowGraph, float], None]  # (pass, graph after it, its seconds)
+Placer = Callable[[Checked, Mapping[str, ModelShape], Cluster, Optional[int]], Placement]  # as `placement.place`
 
 
 def unobserved(name: str, graph: FlowGraph, seconds: float) -> None:
@@ -32,8 +33,10 @@ def unobserved(name: str, graph: FlowGraph, seconds: float) -> None:
 
 
 def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: Optional[int] = None,
-                    observe: Observer = unobserved) -> Plan:
+                    observe: Observer = unobserved, placer: Placer = place) -> Plan:
     """The plan of `checked` on `cluster` (else this machine) and `ranks` (else what constraints and cluster allow).
+
+    placer: `place`, or a `search.program.Searched`
 
     Raises DiagnosticError: P01 where no plan is possible, R013 for a model's folder, P0202 for a plan without proof.
     """
@@ -41,7 +44,7 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
     cluster = cluster or local_cluster()
     folder = program_folder(checked.path)
     shapes = read_shapes(checked, folder)
-    placement = place(checked, shapes, cluster, ranks)
+    placement = placer(checked, shapes, cluster, ranks)
     graph = lower_and_place(checked, placement, observe)
     plan = emit(checked, graph, Target(cluster.digest, placement, str(folder), shapes))
     verify_plan(plan, checked.path)

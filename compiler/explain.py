@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, Memory
@@ -114,8 +114,8 @@ def told(step: Any) -> str:
 
 # ---- JSON ----------------------------------------------------------------------------------------
 
-def explain_json(plan: Plan, cluster: Cluster, seconds: float) -> dict[str, Any]:
-    """seconds: that making the plan took."""
+def explain_json(plan: Plan, cluster: Cluster, searched: Mapping[str, float]) -> dict[str, Any]:
+    """searched: numbers of allocations considered and of feasible divisions of the models, and seconds."""
     costs = CostModel(plan, cluster)
     rows = [row for row in rows_of(plan) if row.section == ITERATION]
     return {
@@ -125,7 +125,7 @@ def explain_json(plan: Plan, cluster: Cluster, seconds: float) -> dict[str, Any]
         "models": {name: _model_json(plan, costs, name) for name in plan.models},
         "steps": [_step_json(plan, costs, row) for row in rows if not isinstance(row.step, UpdateLoop)],
         "transfers": [_transfer_json(costs, row) for row in rows if row.step.op in ("transfer", "reshard")],
-        "search": {"considered": 1, "feasible": 1, "seconds": seconds},
+        "search": dict(searched),
         "alternatives": [{"iteration_s": other.iteration_s, "groups": [_group_json(g) for g in other.groups]}
                          for other in plan.alternatives],
     }

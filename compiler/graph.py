@@ -5,14 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Callable
 
-from compiler.commands import STAGES, Observer, check_stage, cluster_of, load_program, write
-from compiler.compile import lower_and_place, lower_equations, program_folder, read_shapes
+from compiler.commands import STAGES, Observer, check_stage, load_program, placed, write
+from compiler.compile import lower_and_place, lower_equations
 from compiler.drawing.model import Drawing, drawing_of
 from compiler.drawing.text_formats import dot, mermaid
 from compiler.drawing.tree import tree
 from compiler.ir import FlowGraph
 from compiler.passes import NAMES
-from compiler.placement import place
 from rlhf_dsl.typed import Checked
 
 PLAN = "plan"
@@ -45,7 +44,5 @@ def _graph(checked: Checked, args: Namespace) -> FlowGraph:
     if args.stage in _BEFORE_PLACEMENT:
         lower_equations(checked, observer)
         return observer.graphs[args.stage]
-    shapes = read_shapes(checked, program_folder(checked.path))
-    placement = place(checked, shapes, cluster_of(args), args.ranks)
-    last = lower_and_place(checked, placement, observer)
+    last = lower_and_place(checked, placed(checked, args), observer)
     return last if args.stage == PLAN else observer.graphs[args.stage]

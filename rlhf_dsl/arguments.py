@@ -145,6 +145,8 @@ def _overrides(parser: argparse.ArgumentParser) -> None:
 def _placement(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", metavar="FILE", help="the cluster to plan for (TOML); this machine unless given")
     parser.add_argument("--ranks", metavar="N", type=_count, help="the number of ranks to use")
+    parser.add_argument("--objective", choices=("time", "device-hours"),
+                        help="what a search on --cluster finds the least of, in an iteration; time unless given")
 
 
 def _json(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Optional
 
-from compiler.commands import cluster_of
-from compiler.compile import compile_program
+from compiler.commands import compile_checked
 from compiler.plan import Plan
 from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import fault
@@ -46,7 +45,7 @@ def _plan(folder: RunFolder, args: Namespace) -> Plan:
     overrides = {**json.loads(folder.overrides.read_text(encoding="utf-8")), **args.set}
     checked = loads(folder.program.read_text(encoding="utf-8"), overrides, plan.program.path)
     ranks: Optional[int] = args.ranks or plan.world
-    return compile_program(checked, cluster_of(args), ranks)
+    return compile_checked(checked, args, ranks)
 
 
 def _cut(file: Path, last: int) -> None:

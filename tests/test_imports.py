@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # package -> what it may import beside itself and the standard library; None: anything that is not forbidden below
 ALLOWED = {
     "rlhf_dsl": {"lark"},
-    "compiler": {"rlhf_dsl", "networkx", "jinja2"},
+    "compiler": {"rlhf_dsl", "networkx", "jinja2", "rich"},
     "runtime": None,
 }
 NEVER = {"tests", "programs", "docs"}

@@ -119,8 +119,8 @@ def explain(capsys, *more: str) -> str:
 
 def test_explain_on_a_described_cluster(capsys):
     text = explain(capsys)
-    assert "of the 128 devices of a100-16x8" in text and "searched" in text
-    for word in ("actor", "critic", "generation", "training", "micro-batch"):
+    assert "on 128 ranks of cluster a100-16x8" in text and "found by the search; the runners-up" in text
+    for word in ("actor.generate", "critic.train", "generate y", "update/train actor", "memory on the fullest rank"):
         assert word in text
 
 

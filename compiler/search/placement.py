@@ -20,7 +20,7 @@ from compiler.search.space import partitions
 
 TIME, DEVICE_HOURS = "time", "device-hours"
 OBJECTIVES = (TIME, DEVICE_HOURS)
-Progress = Callable[[int, int, float], None]  # (partitions done, all partitions, seconds an iteration of the best)
+Progress = Callable[[int, int, float], None]  # (steps done, all steps, seconds an iteration of the best so far)
 
 
 class ModelPlacement(NamedTuple):
@@ -124,14 +124,21 @@ class _Search:
         return self.best[-1].value * self.gain if len(self.best) == self.keep else math.inf
 
     def all(self, progress: Progress) -> None:
-        todo = self._distinct()
-        ranked = sorted((self._bound(keys, self.zero, self.bounds.devices, 0), i) for i, (_, keys) in enumerate(todo))
-        for done, (bound, i) in enumerate(ranked):
+        todo, ranked = self._distinct(), []
+        steps = 2 * len(todo)  # a bound of each, then the partitions by their bounds
+        for i, (_, keys) in enumerate(todo):
+            ranked.append((self._bound(keys, self.zero, self.bounds.devices, 0), i))
+            progress(i, steps, math.inf)
+        for done, (bound, i) in enumerate(sorted(ranked)):
             if bound >= self.limit:
                 break
             self.seen += 1
             self._partition(*todo[i])
-            progress(done + 1, len(ranked), self.best[0].value if self.best else math.inf)
+            progress(len(todo) + done, steps, self._seconds())
+
+    def _seconds(self) -> float:
+        """Of an iteration, with the best so far."""
+        return self.found(self.best[0]).iteration_s if self.best else math.inf
 
     def _distinct(self) -> list[tuple[tuple, tuple]]:
         """(partition, the keys of its sets), one of each kind, with the sets in order of their keys."""

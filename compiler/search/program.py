@@ -2,27 +2,76 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Mapping
+from dataclasses import dataclass
+from typing import Callable, Mapping, Optional
 
 from compiler.cluster import Cluster
 from compiler.cost.workload import Workload
+from compiler.machine import Machine
+from compiler.placement import Placement
 from compiler.search.derive import workload_of
 from compiler.search.infeasible import MOST_NODES, Need, need
-from compiler.search.placement import Found, search
+from compiler.search.placed import placement_of
+from compiler.search.placement import TIME, Found, Progress, search
 from compiler.shapes import ModelShape
 from rlhf_dsl.diagnostics import DiagnosticError, fault
 from rlhf_dsl.source import Source
 from rlhf_dsl.typed import Checked
 
 
-def placement_on(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster) -> tuple[Workload, Found]:
+Told = Callable[[Found], None]
+
+
+def untold(found: Found) -> None:
+    """Hears nothing."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Places programs by a search; called as `compiler.placement.place`. told: gets what was found"""
+
+    objective: str = TIME
+    progress: Optional[Progress] = None
+    told: Told = untold
+
+    def __call__(self, checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster,
+                 ranks: Optional[int]) -> Placement:
+        """Raises DiagnosticError P01."""
+        machines = some_devices(cluster, ranks) if ranks else cluster.machines
+        cluster = dataclasses.replace(cluster, machines=machines)
+        _, found = placement_on(checked, shapes, cluster, self.objective, self.progress)
+        self.told(found)
+        return placement_of(checked, machines, found, ranks)
+
+
+def placement_on(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, objective: str = TIME,
+                 progress: Optional[Progress] = None) -> tuple[Workload, Found]:
     """What the program asks, and the best placement. Raises DiagnosticError P0113 to P0115 where nothing fits."""
     workload = workload_of(checked, shapes)
-    found = search(workload, cluster.machines)
+    found = search(workload, cluster.machines, objective, progress=progress)
     if found is None:
         raise _infeasible(checked, cluster, need(workload, cluster.machines))
     return workload, found
+
+
+def some_devices(cluster: Cluster, count: int) -> tuple[Machine, ...]:
+    """The first `count` devices of a cluster: whole nodes, or a part of one. Raises DiagnosticError P0106, P0116."""
+    if count > cluster.devices:
+        raise fault("P0106", ranks=count, devices=cluster.devices)
+    machines: list[Machine] = []
+    left = count
+    for machine in cluster.machines:
+        taken = min(left, machine.devices)
+        nodes, rest = divmod(taken, machine.devices_per_node)
+        if rest and (nodes or machines):
+            raise fault("P0116", ranks=count, cluster=cluster.name, each=machine.devices_per_node, less=count - rest)
+        if taken:
+            part = {"nodes": 1, "devices_per_node": rest} if rest else {"nodes": nodes}
+            machines.append(dataclasses.replace(machine, **part))
+        left -= taken
+    return tuple(machines)
 
 
 def _infeasible(checked: Checked, cluster: Cluster, found: Need) -> DiagnosticError:

@@ -84,6 +84,11 @@ CODES: tuple[Code, ...] = (
         "leave a degree of `{model}` open, or ask for others",
     ),
     Code(
+        "P0116", "{ranks} ranks are no number of whole nodes of cluster {cluster}, which have {each} devices each",
+        "On a described cluster a plan takes whole nodes, or a part of a single one.",
+        "take {less} ranks (`--ranks {less}`)",
+    ),
+    Code(
         "P0201", "this is no plan that can be run: {reason}",
         "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, "
         "with the place inside it.",
