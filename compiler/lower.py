@@ -200,12 +200,22 @@ class _Builder:
         facts = {"calls": (expr,)} if kind == "forward" else {"expr": expr}
         if kind == "reply":
             facts["policy"] = reader(self.checked, expr)
+        if kind == "generate":
+            self._value(expr.args[0])
         inputs = tuple(dict.fromkeys(self._frontier((*expr.args,), False)))
         if expr.attr("keep", 0):
             inputs = (*inputs, keep_name(expr.attr("keep")))
         self._add(make_op(name, kind, inputs, (name,), model=model, phase=self.phase, span=expr.span, **facts))
         self._define(name, expr)
         self.phase = phase
+
+    def _value(self, prompts: Expr) -> None:
+        """Prompts are a value of their own, so that they can travel: `y.text`, say."""
+        if prompts in self.known:
+            return
+        name = self.bound.get(prompts) or self._free(self.prefix + names.default_name(prompts, self.known))
+        self._add(make_op(name, "equation", self._inputs(prompts), (name,), phase=self.phase, span=prompts.span, expr=prompts))
+        self._define(name, prompts)
 
     def _phase_of(self, expr: Expr) -> str:
         """A call or op in an update that no training of it changes runs once, before the first mini-batch."""

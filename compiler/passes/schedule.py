@@ -2,7 +2,7 @@
 
 Every rank walks the same list, so that each send, receive and collective meets its peers in the same order; a rank
 outside a call's layout skips it. What keeps it waiting is then a transfer home or a value of all rows. So rows leave for
-every call that can begin, then the calls compute, and results come home just before something reads them.
+every call that can begin, then the calls compute, then comes what a further call waits for, and only then the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import networkx as nx
 from compiler.ir import FlowGraph, Op
 from compiler.steps import HOME
 
+Section = tuple[int, int, bool]
 LEAVE, COMPUTE, READ, FENCE = range(4)  # in this order, where the choice is free
 COMPUTING = frozenset(("reshard", "generate", "forward", "train"))
 
@@ -24,13 +25,14 @@ class Schedule:
 
     def __call__(self, graph: FlowGraph) -> FlowGraph:
         """A topological order: phases follow one another, no operation passes a `keep`, optimizers step last."""
-        section = _sections(graph)
-        ranks = [(section[i], _rank(op), i) for i, op in enumerate(graph.ops)]
-        order = list(nx.lexicographical_topological_sort(graph.index(), key=lambda i: ranks[i]))
-        return graph.with_ops(_late(graph, order, section))
+        index, sections = graph.index(), _sections(graph)
+        waits = _awaited_by(graph, index, sections)
+        keys = [(sections[i], _rank(op), waits[i], i) for i, op in enumerate(graph.ops)]
+        order = list(nx.lexicographical_topological_sort(index, key=lambda i: keys[i]))
+        return graph.with_ops(_late(graph, order, sections))
 
 
-def _sections(graph: FlowGraph) -> list[tuple[int, int, bool]]:
+def _sections(graph: FlowGraph) -> list[Section]:
     """By operation, (phase, number of `keep`s above it in this phase, whether it is an optimizer's step)."""
     phases = {phase: i for i, phase in enumerate(graph.phases())}
     keeps = dict.fromkeys(phases, 0)
@@ -49,13 +51,22 @@ def _rank(op: Op) -> int:
     return FENCE if op.kind == "keep" else READ
 
 
-def _late(graph: FlowGraph, order: list[int], section: list[tuple[int, int, bool]]) -> list[Op]:
+def _awaited_by(graph: FlowGraph, index: nx.DiGraph, sections: list[Section]) -> list[int]:
+    """By operation, the first call of its section that cannot begin without it; after all others, if there is none."""
+    found = [len(graph.ops)] * len(graph.ops)
+    for i in reversed(range(len(graph.ops))):
+        after = [j for j in index.successors(i) if sections[j] == sections[i]]
+        found[i] = min([i] if graph.ops[i].kind in COMPUTING else [found[j] for j in after], default=found[i])
+    return found
+
+
+def _late(graph: FlowGraph, order: list[int], sections: list[Section]) -> list[Op]:
     """Each transfer home stands just before the first operation that reads from it, or at the end of its section."""
     ops: list[Op] = []
     waiting: dict[int, Op] = {}
     for i in order:
         op = graph.ops[i]
-        due = [j for j, w in waiting.items() if section[j] != section[i] or set(w.outputs) & set(op.inputs)]
+        due = [j for j, w in waiting.items() if sections[j] != sections[i] or set(w.outputs) & set(op.inputs)]
         ops += [waiting.pop(j) for j in due]
         if op.kind == "transfer" and op.attr("dst") == HOME:
             waiting[i] = op
