@@ -175,7 +175,7 @@ class RunSpec:
 class Plan:
     """`setup` runs once, `steps` each iteration. `settings`: params as they are in force.
 
-    assume: lengths to estimate with, in tokens: "prompt", "response"
+    assume: lengths to estimate with, in tokens: "prompt", "response" on average, "longest" of the responses
     constraints: by layout, the lines of `plan:` that speak of it
     groups: sets of models that share ranks, disjoint; () in older plans, where all models share all ranks
     """

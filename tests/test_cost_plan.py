@@ -111,6 +111,23 @@ def test_a_long_loop_is_followed_a_few_times(tmp_path):
         assert span.end - span.start == pytest.approx(costs.seconds(loop), rel=0.1)
 
 
+# ---- lengths ---------------------------------------------------------------------------------------
+
+def test_a_rollout_waits_for_the_longest_response_and_nothing_else_does(tmp_path):
+    plans = [compiled(tmp_path, PPO + f"    assume: response=4{more}\n", 4) for more in ("", ", longest=4", ", longest=12")]
+    assert plans[2].assume == {"response": 4, "longest": 12}
+    none, same, late = ({r.title: CostModel(p, CLUSTER).seconds(r.step, r.part) for r in rows_of(p)} for p in plans)
+    assert none == same
+    assert {title for title in none if none[title] != late[title]} == {"generate y"}
+    assert late["generate y"] > 2 * none["generate y"]
+
+
+def test_the_bound_of_a_response_limits_the_longest(tmp_path):
+    plans = [compiled(tmp_path, PPO + f"    assume: response=4, longest={n}\n", 4) for n in (16, 1000)]
+    first, second = (CostModel(p, CLUSTER) for p in plans)
+    assert sum(map(first.seconds, plans[0].steps)) == sum(map(second.seconds, plans[1].steps))
+
+
 # ---- machines --------------------------------------------------------------------------------------
 
 def on(**changes) -> Cluster:

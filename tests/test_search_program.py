@@ -56,6 +56,14 @@ def test_the_calls_of_ppo(tmp_path):
     ])
 
 
+def test_the_longest_response_is_waited_for(tmp_path):
+    checked = checked_with(tmp_path, "assume: prompt=512, response=600, longest=900")
+    calls = [c for stage in workload_of(checked, shapes_of(checked)).stages for c in stage.calls]
+    assert {(c.response, c.steps, c.tail) for c in calls} == {(600, 900, 0.5)}
+    mean, late = (placed(tmp_path, f"assume: response=600, longest={n}")[1].stages for n in (600, 900))
+    assert late[0] > mean[0] and late[1:] == pytest.approx(mean[1:], rel=0.05)
+
+
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
 def test_every_program_has_a_workload(path):
     checked = load(str(path), {})

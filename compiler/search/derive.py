@@ -52,7 +52,7 @@ class _Reader:
         self.checked = checked
         items = {key: value for c in checked.constraints if not c.model for key, value in c.items}
         self.prompt = float(items.get("prompt", PROMPT))
-        self.assumed = items.get("response")
+        self.assumed, self.longest = items.get("response"), items.get("longest", 0)
         self.scored: set[tuple[str, Expr]] = set()  # (model, response) that an earlier stage has scored
 
     def generates(self, roots: Iterable[Expr]) -> tuple[Call, ...]:
@@ -78,15 +78,19 @@ class _Reader:
     def _call(self, model: str, kind: str, responses: list[Expr], epochs: int = 1, minibatches: int = 1) -> Call:
         rows = [self._rows(r) for r in responses]
         tokens = sum(n * self._length(r) for n, r in zip(rows, responses))
-        return Call(model, kind, sum(rows), self.prompt, tokens / sum(rows), epochs=epochs, minibatches=minibatches)
+        longest = max(max(min(self.longest, self._bound(r)), self._length(r)) for r in responses)
+        return Call(model, kind, sum(rows), self.prompt, tokens / sum(rows), longest, epochs, minibatches)
 
     def _rows(self, response: Expr) -> int:
         dims = (self.checked.dims[name] for name in response.type.dims)
         return math.prod(dim.size for dim in dims if not dim.ragged)
 
     def _length(self, response: Expr) -> float:
-        bound = next((d.size for d in map(self.checked.dims.get, response.type.dims) if d.ragged), 1)
+        bound = self._bound(response)
         return float(min(self.assumed or bound, bound))
+
+    def _bound(self, response: Expr) -> int:
+        return next((d.size for d in map(self.checked.dims.get, response.type.dims) if d.ragged), 1)
 
 
 def _walk(roots: Iterable[Expr]) -> Iterator[Expr]:

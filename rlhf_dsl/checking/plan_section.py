@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Optional
 
 from rlhf_dsl import ast
@@ -13,7 +14,7 @@ from rlhf_dsl.typed import Constraint
 
 STAGES = ("train", "forward", "generate")
 DEGREES = {"tp": AT_LEAST_1, "pp": AT_LEAST_1, "dp": AT_LEAST_1}
-ASSUMED = {"prompt": AT_LEAST_1, "response": AT_LEAST_1}
+ASSUMED = {"prompt": AT_LEAST_1, "response": AT_LEAST_1, "longest": AT_LEAST_1}
 COUNTS = ("micro_batch", "tokens", "devices")
 ENGINES = ("megatron", "torch", "vllm")
 STRATEGIES = ("zero_redundancy", "vanilla", "all_gather", "minimal")
@@ -34,10 +35,7 @@ def plan(cx: Context, section: ast.Section) -> tuple[Constraint, ...]:
 def _constraint(cx: Context, line: ast.Constraint) -> Optional[Constraint]:
     head = line.target[0]
     if head.id == "assume" and len(line.target) == 1 and cx.scope.find("assume") is None:
-        for item in line.items:
-            help = "it is `assume: prompt=N, response=N`"
-            cx.error("E0506", item.span, where="assume", name=_item_name(item), help=help)
-        return Constraint("", "", tuple(keyword_settings(cx, "assume", line.keywords, ASSUMED).items()), line.span)
+        return Constraint("", "", tuple(_assumed(cx, line).items()), line.span)
     found = lookup(cx, head, "model")
     stage = line.target[1].id if len(line.target) > 1 else ""
     if found is None or not _stage_fits(cx, line, found.name, stage):
@@ -57,6 +55,20 @@ def _constraint(cx: Context, line: ast.Constraint) -> Optional[Constraint]:
                  help=f"it is `{way}: reshard({items['reshard'].replace('-', '_')})`")
         return None
     return Constraint(found.name, stage, tuple(items.items()), line.span)
+
+
+def _assumed(cx: Context, line: ast.Constraint) -> dict[str, int]:
+    for item in line.items:
+        help = "it is `assume: prompt=N, response=N, longest=N`"
+        cx.error("E0506", item.span, where="assume", name=_item_name(item), help=help)
+    found = keyword_settings(cx, "assume", line.keywords, ASSUMED)
+    longest, mean = found.get("longest"), found.get("response", math.inf)
+    if longest is None or longest >= mean or mean == math.inf and any(k.name == "response" for k in line.keywords):
+        return found
+    span = next(k.value.span for k in line.keywords if k.name == "longest")
+    cx.error("E0507", span, name="longest", rule="at least `response` beside it", value=longest,
+             help="it is `assume: response=N, longest=N`, the mean length and that of the longest response")
+    return found
 
 
 def _stage_fits(cx: Context, line: ast.Constraint, name: str, stage: str) -> bool:
