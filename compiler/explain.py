@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Iterator, Mapping
 
 from compiler.cluster import Cluster
-from compiler.cost import CostModel, Memory
+from compiler.cost import CostModel, Memory, iteration_seconds, timeline
 from compiler.plan import GroupSpec, Plan
 from compiler.reading.runners_up import groups_text, runners_up
 from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of, rows_of, title_of
@@ -25,7 +25,8 @@ class _Text:
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
         self.plan, self.cluster = plan, cluster
         self.costs, self.tables = CostModel(plan, cluster), Tables(plan)
-        self.total = sum(map(self.costs.seconds, plan.steps))
+        self.spans = {id(span.step): span for span in timeline(self.costs)}
+        self.total = max((span.end for span in self.spans.values()), default=0.0)
 
     def lines(self) -> Iterator[str]:
         plan = self.plan
@@ -57,6 +58,8 @@ class _Text:
     def step(self, step: Any, indent: int, times: int, part: float, share: bool) -> Iterator[str]:
         margin = "  " * indent
         seconds = times * self.costs.seconds(step, part)
+        if isinstance(step, UpdateLoop):
+            seconds = self.spans[id(step)].end - self.spans[id(step)].start
         cost = f"{seconds_text(seconds):>10}" + (f"{seconds / self.total:7.1%}" if share and self.total else "")
         left = f"{margin}{told(step)}"
         if len(left) >= COLUMNS[0]:
@@ -120,7 +123,7 @@ def explain_json(plan: Plan, cluster: Cluster, searched: Mapping[str, float]) ->
     rows = [row for row in rows_of(plan) if row.section == ITERATION]
     return {
         "format": "rlflow.explain/1", "program": plan.program.name, "plan": plan.digest,
-        "estimate": {"iteration_s": sum(map(costs.seconds, plan.steps))},
+        "estimate": {"iteration_s": iteration_seconds(costs)},
         "groups": [_group_json(group) for group in plan.groups],
         "models": {name: _model_json(plan, costs, name) for name in plan.models},
         "steps": [_step_json(plan, costs, row) for row in rows if not isinstance(row.step, UpdateLoop)],

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from compiler.compile import compile_program
-from compiler.cost import CostModel
+from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import Plan
 from compiler.reading.diff import diff_json, diff_text, differences
 from rlhf_dsl.cli import main
@@ -43,7 +43,7 @@ def test_a_layout_is_told_as_a_person_would(tmp_path, plan):
     assert lines[0] == "actor trains in tp4 pp1 dp1 instead of tp2 pp2 dp1"
     assert not any("critic" in line or "computed" in line for line in lines)
     costs = [CostModel(p, CLUSTER) for p in (plan, changed)]
-    seconds = [sum(map(c.seconds, c.plan.steps)) for c in costs]
+    seconds = [iteration_seconds(c) for c in costs]
     shown = [line for line in lines if line.startswith("estimate")]
     assert (seconds[0] == seconds[1]) == (shown == [])
     assert all(f"({100 * (seconds[1] / seconds[0] - 1):+.0f} %)" in line for line in shown)

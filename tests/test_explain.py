@@ -64,7 +64,8 @@ def test_json_has_the_keys_that_scripts_read(plan):
     assert all(found["models"][m]["memory_bytes"] > 0 for m in plan.models)
     assert {"value", "model", "ranks", "estimate_s"} <= set(found["steps"][0])
     assert {"considered", "feasible", "seconds"} == set(found["search"]) and found["alternatives"] == []
-    assert sum(s["estimate_s"] for s in found["steps"]) == pytest.approx(found["estimate"]["iteration_s"])
+    longest = max(s["estimate_s"] for s in found["steps"])  # rows travel while ranks compute
+    assert longest < found["estimate"]["iteration_s"] <= sum(s["estimate_s"] for s in found["steps"])
     keys = {"value", "from", "to", "bytes_per_rank", "total_bytes", "lower_bound_bytes", "estimate_s"}
     for transfer in found["transfers"]:
         assert keys <= set(transfer)

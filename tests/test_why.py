@@ -7,7 +7,7 @@ import json
 import pytest
 
 from compiler.compile import compile_program
-from compiler.cost import CostModel
+from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import Plan
 from compiler.reading.tables import Tables, rows_of, title_of
 from compiler.reading.why import why, why_json, why_text
@@ -51,7 +51,7 @@ def test_a_model_says_where_its_time_and_memory_go(plan):
     text = why_text(why(plan, CLUSTER, "actor"))
     steps = [line for line in text.splitlines() if "update/train actor" in line]
     train = next(r for r in rows_of(plan) if r.title == "update/train actor")
-    share = train.times * costs.seconds(train.step, train.part) / sum(map(costs.seconds, plan.steps))
+    share = train.times * costs.seconds(train.step, train.part) / iteration_seconds(costs)
     assert len(steps) == 1 and f"{share:.1%}".replace("%", " %") in steps[0]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Iterator, Optional
 
 from compiler.cluster import Cluster
-from compiler.cost import CostModel
+from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import Plan
 from compiler.reading.tables import ITERATION, SETUP, rows_of
 from compiler.reading.units import plural, seconds_text
@@ -57,7 +57,7 @@ def analyze(folder: Path, cluster: Cluster) -> Analysis:
     costs = CostModel(plan, cluster)
     steps = tuple(_steps(plan, costs, counted, lines))
     outside = [line["seconds"] - sum(sum(steps.values()) for steps in line.get("evals", {}).values()) for line in counted]
-    return Analysis(plan, cluster, len(counted), statistics.median(outside), sum(map(costs.seconds, plan.steps)), steps)
+    return Analysis(plan, cluster, len(counted), statistics.median(outside), iteration_seconds(costs), steps)
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:

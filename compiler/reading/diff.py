@@ -10,7 +10,7 @@ from typing import Any, Iterable, Iterator, Mapping, Optional
 
 from compiler import codec
 from compiler.cluster import Cluster
-from compiler.cost import CostModel
+from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import LayoutSpec, Plan
 from compiler.reading.tables import ITERATION, Row, Tables, groups_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text
@@ -119,7 +119,7 @@ class _Side:
 
     @property
     def seconds(self) -> float:
-        return sum(map(self.costs.seconds, self.plan.steps))
+        return iteration_seconds(self.costs)
 
 
 class _Diff:

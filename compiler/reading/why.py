@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 from compiler.cluster import Cluster
-from compiler.cost import CostModel
+from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import Plan
 from compiler.reading.runners_up import runners_up
 from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of
@@ -230,7 +230,7 @@ class _Why:
 
     @cached_property
     def total(self) -> float:
-        return sum(map(self.costs.seconds, self.plan.steps))
+        return iteration_seconds(self.costs)
 
     def cost(self, row: Row) -> Facts:
         each = self.costs.seconds(row.step, row.part)
