@@ -15,6 +15,7 @@ from compiler.cluster_file import read_cluster
 from compiler.compile import Observer as Watch
 from compiler.compile import Placer, compile_program, lower_and_place, program_folder, read_shapes, unobserved
 from compiler.explain import explain_json, explain_text
+from compiler.fits import require_fit
 from compiler.ir import FlowGraph
 from compiler.passes import NAMES
 from compiler.placement import Placement, place
@@ -63,10 +64,18 @@ def explain_command(args: Namespace) -> int:
 def _plan_to_explain(args: Namespace) -> tuple[Plan, dict[str, float]]:
     """(plan, what was searched); {} where nothing was."""
     if is_plan(args.program):
-        return load_plan(Path(args.program)), {}
+        return load_fitting(args), {}
     found: list[Found] = []
     plan = compile_checked(load_program(args), args, args.ranks, told=found.append)
     return plan, next(({"considered": f.considered, "feasible": f.partitions, "seconds": f.search_s} for f in found), {})
+
+
+def load_fitting(args: Namespace) -> Plan:
+    """The plan in the file `args.program`. Raises DiagnosticError P0204 if it does not fit `args.cluster`."""
+    plan = load_plan(Path(args.program))
+    if args.cluster:
+        require_fit(plan, cluster_of(args), args.program)
+    return plan
 
 
 def compile_file(args: Namespace, ranks: Optional[int]) -> tuple[Plan, str]:

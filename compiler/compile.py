@@ -12,6 +12,7 @@ from compiler import unexecuted
 from compiler.catalog import PREFIX, model_shape
 from compiler.cluster import Cluster, local_cluster
 from compiler.emit import Target, emit
+from compiler.fits import require_fit
 from compiler.ir import FlowGraph
 from compiler.lower import lower
 from compiler.passes import Pass, equation_passes, placement_passes
@@ -38,7 +39,8 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
 
     placer: `place`, or a `search.program.Searched`
 
-    Raises DiagnosticError: P01 where no plan is possible, R013 for a model's folder, P0202 for a plan without proof.
+    Raises DiagnosticError: P01 where no plan is possible, R013 for a model's folder, P0202 for a plan without proof,
+    P0204 for one that does not fit a described cluster.
     """
     unexecuted.refuse(checked)
     cluster = cluster or local_cluster()
@@ -48,6 +50,8 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
     graph = lower_and_place(checked, placement, observe)
     plan = emit(checked, graph, Target(cluster.digest, placement, str(folder), shapes))
     verify_plan(plan, checked.path)
+    if not cluster.is_local:
+        require_fit(plan, cluster, checked.path)
     return plan
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Mapping
@@ -242,8 +243,16 @@ class _Emitter:
         calls = tuple(self.named(value_of[e]) for e in op.attr("calls"))
         constants = tuple(self.named(value_of[e]) for e in op.attr("constants"))
         objective, partial = self.table.id(op.attr("objective")), self.table.id(op.attr("partial"))
-        return TrainStep(op.name, op.model, layout, objective, partial, op.attr("maximize"), calls, constants,
-                         op.attr("unit"), line=self.lines.at(op.span), **dataclasses.asdict(self.batching(layout)))
+        batching, unit = self.batching(layout), op.attr("unit")
+        units = self._units(batching.micro_batch, unit, op.attr("calls")[0].args[0])
+        return TrainStep(op.name, op.model, layout, objective, partial, op.attr("maximize"), calls, constants, unit,
+                         units, batching.tokens, batching.recompute, self.lines.at(op.span))
+
+    def _units(self, samples: int, unit: tuple[str, ...], response: Expr) -> int:
+        """At most so many units in a micro-batch of `samples`, one at least; a row may come with its whole group."""
+        inner = (self.checked.dims[d] for d in response.type.dims if d not in unit)
+        together = math.prod(dim.size for dim in inner if not dim.ragged) if unit else 1
+        return max(1, samples // together) if samples else 0
 
     def optimizer(self, op: Op) -> OptimizerStep:
         return OptimizerStep(op.name, op.model, self.lines.at(op.span))

@@ -11,6 +11,7 @@ from typing import Any, Iterable, Iterator
 
 from compiler import codec
 from compiler.arrival import arrival_faults
+from compiler.groups import group_faults
 from compiler.plan import ChangedPlan, Plan
 from compiler.steps import HOME, UpdateLoop
 from compiler.transitions import weight_transfer
@@ -54,7 +55,7 @@ def walk(plan: Plan) -> Iterator[Any]:
 
 def faults(plan: Plan) -> Iterator[str]:
     """Everything that is wrong, the most basic first; later checks rely on earlier ones."""
-    for check in (table_faults, reference_faults, _call_faults, _flow_faults, _weight_faults):
+    for check in (table_faults, group_faults, reference_faults, _call_faults, _flow_faults, _weight_faults):
         found = False
         try:
             for reason in check(plan):

@@ -45,13 +45,12 @@ def _prepare(args: Any, ranks: Optional[int] = None) -> tuple[Plan, RunFolder]:
 
 def _plan_of(args: Any, ranks: Optional[int] = None) -> tuple[Plan, str]:
     """The plan to run and the text of its program ("" if it is not at hand)."""
-    from compiler.commands import compile_file, is_plan
-    from compiler.verify import load_plan
+    from compiler.commands import compile_file, is_plan, load_fitting
 
     wanted = args.ranks or ranks
     if not is_plan(args.program):
         return compile_file(args, wanted)
-    plan = load_plan(Path(args.program))
+    plan = load_fitting(args)
     if args.set:
         raise fault("R0156", option="-s")
     if wanted and wanted != plan.world:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +14,10 @@ import pytest
 from compiler.catalog import model_shape
 from compiler.cluster_file import read_cluster
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN
+from compiler.fits import fit_faults
 from compiler.search.derive import workload_of
 from compiler.search.program import placement_on
+from compiler.verify import load_plan, walk
 from rlhf_dsl.cli import main
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import load
@@ -146,3 +152,74 @@ def test_an_unknown_model_of_the_catalogue(capsys):
     program, cluster = str(ROOT / "programs" / "ppo.rlflow"), str(CLUSTERS / "a100-16x8.toml")
     code = main(["explain", program, "--cluster", cluster, "-s", "base=catalog:llama-2-8b"])
     assert code == 3 and "P0112" in capsys.readouterr().err
+
+
+# ---- plans -----------------------------------------------------------------------------------------
+
+ARGUMENTS = ["-s", "base=catalog:llama-2-7b", "-s", "b=512", "-s", "t=1024"]
+
+
+def compiled_file(tmp_path, cluster: str, *more: str) -> Path:
+    path = tmp_path / "found.plan.json"
+    assert main(["compile", str(ROOT / "programs" / "ppo.rlflow"), "--cluster", str(CLUSTERS / f"{cluster}.toml"),
+                 *ARGUMENTS, *more, "-o", str(path)]) == 0
+    return path
+
+
+def test_a_found_placement_is_a_plan(tmp_path):
+    """Layouts lie in the ranks of their group; groups are disjoint; the plan is proved and fits."""
+    plan = load_plan(compiled_file(tmp_path, "a100-16x8"))
+    cluster = read_cluster(CLUSTERS / "a100-16x8.toml")
+    assert list(fit_faults(plan, cluster)) == [] and plan.world <= cluster.devices and plan.alternatives
+    for group in plan.groups:
+        layouts = [spec for name, spec in plan.layouts.items() if name.split(".")[0] in group.models]
+        assert {(spec.first, spec.ranks) for spec in layouts} == {(group.first, group.ranks)}
+    train = next(step for step in walk(plan) if step.op == "train")
+    assert train.micro_batch >= 1
+    others = [alternative.groups for alternative in plan.alternatives]
+    assert all(sorted(m for g in groups for m in g.models) == ["actor", "critic", "ref", "reward"] for groups in others)
+
+
+def test_large_plans_are_small_files_and_always_the_same(tmp_path):
+    """PPO on 1,024 devices: under a megabyte, the same bytes in processes with other hashes."""
+    texts = set()
+    for seed in ("1", "2"):
+        path = tmp_path / f"{seed}.json"
+        command = [sys.executable, "-P", "-m", "rlhf_dsl.cli", "compile", str(ROOT / "programs" / "ppo.rlflow"), "--cluster",
+                   str(CLUSTERS / "h100-128x8.toml"), *ARGUMENTS, "-o", str(path)]
+        subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed})
+        texts.add(path.read_bytes())
+    (text,) = texts
+    assert len(text) < 1e6 and json.loads(text)["world"] == 1024
+
+
+def test_a_plan_that_does_not_fit_is_refused(tmp_path, capsys):
+    plan = str(compiled_file(tmp_path, "a100-16x8"))
+    assert main(["explain", plan, "--cluster", str(CLUSTERS / "a100-16x8.toml")]) == 0
+    assert main(["explain", plan, "--cluster", str(CLUSTERS / "a100-1x8.toml")]) == 3
+    assert "P0204" in (said := capsys.readouterr().err) and "128 ranks, there are 8 devices" in said
+    small = tmp_path / "small.toml"
+    small.write_text((CLUSTERS / "a100-16x8.toml").read_text().replace('"a100-80gb"', '"a100-40gb"'))
+    roomy = load_plan(Path(plan))
+    tight = dataclasses.replace(read_cluster(small), machines=tuple(
+        dataclasses.replace(m, memory=m.memory / 8) for m in read_cluster(small).machines))
+    assert any("GB on the fullest rank, a plan may fill" in reason for reason in fit_faults(roomy, tight))
+
+
+def test_an_objective_needs_a_cluster(capsys):
+    assert main(["explain", str(ROOT / "programs" / "ppo.rlflow"), "--objective", "time"]) == 2
+    assert "--cluster FILE" in capsys.readouterr().err
+
+
+def test_device_hours_take_fewer_devices(tmp_path):
+    hours = load_plan(compiled_file(tmp_path, "a100-16x8", "--objective", "device-hours"))
+    assert hours.world < load_plan(compiled_file(tmp_path, "a100-16x8")).world
+
+
+@pytest.mark.parametrize("ranks, code", [("16", ""), ("4", ""), ("12", "P0116"), ("1000", "P0106")])
+def test_a_search_on_some_of_the_devices(tmp_path, capsys, ranks, code):
+    program, cluster = str(ROOT / "programs" / "ppo.rlflow"), str(CLUSTERS / "a100-16x8.toml")
+    command = ["compile", program, "--cluster", cluster, "-s", "base=catalog:llama-3.2-1b", "--ranks", ranks]
+    assert main(command) == (3 if code else 0)
+    told = capsys.readouterr()
+    assert code in told.err if code else json.loads(told.out)["world"] == int(ranks)

@@ -21,7 +21,7 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "P0104", "`{target}` has no engine `{engine}`",
-        "Training and scoring run on Megatron-core, generation on the project's own sampler.",
+        "Training and scoring run on Megatron-core, generation on the project's own sampler or on vLLM.",
         "there is: {engines}",
     ),
     Code(
@@ -110,6 +110,12 @@ CODES: tuple[Code, ...] = (
         "P0301", "nothing in the plan is called `{name}`",
         "`--why` takes the name of a model, a layout such as `actor.train`, a value, or a step as `rlflowc explain` "
         "prints it.", status=2,
+    ),
+    Code(
+        "P0204", "the plan does not fit cluster {cluster}: {reason}",
+        "On a described cluster a rank is a device. What models keep and what the largest call needs is estimated, with "
+        "a part of the memory left for the rest.",
+        "plan for this cluster: `rlflowc compile PROGRAM --cluster FILE`",
     ),
     Code(
         "P0302", "the plan was made for another cluster than {cluster}",
