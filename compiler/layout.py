@@ -24,19 +24,23 @@ class ModelLayout:
     """tp * pp * dp ranks; the one at (d, p, t) is `ranks[t + tp * (d + dp * p)]`, Megatron's order tp-dp-pp.
 
     `ranks` are global ranks in any order, without repeats; the order says who holds what.
-    Raises ValueError when the degrees and the number of ranks disagree.
+    chunks: how many runs of layers a stage has; they are dealt to the stages in turn (arXiv 2104.04473, section 2.2)
+    Raises ValueError when the degrees and the number of ranks disagree, or chunks have no pipeline.
     """
 
     ranks: tuple[int, ...]
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         if min(self.tp, self.pp, self.dp) < 1 or self.tp * self.pp * self.dp != len(self.ranks):
             raise ValueError(f"tp {self.tp}, pp {self.pp}, dp {self.dp} do not make {len(self.ranks)} ranks")
         if len(set(self.ranks)) != len(self.ranks):
             raise ValueError("a rank stands twice in a layout")
+        if self.chunks < 1 or self.chunks > 1 and self.pp == 1:
+            raise ValueError(f"chunks {self.chunks} of a pipeline of {self.pp}")
 
     def __contains__(self, rank: int) -> bool:
         return rank in self._places
@@ -66,6 +70,11 @@ class ModelLayout:
         """The ranks that together hold the weights once and compute data shard d."""
         return tuple(self.rank(d, p, t) for p in range(self.pp) for t in range(self.tp))
 
+    def layers(self, count: int, p: int) -> tuple[range, ...]:
+        """Which of `count` layers stage p has, by chunk."""
+        runs = stage_layers(count, self.pp * self.chunks)
+        return tuple(range(*runs[p + self.pp * chunk]) for chunk in range(self.chunks))
+
     def outputs(self) -> tuple[int, ...]:
         """By data shard, the rank from which results leave: last stage, t = 0."""
         return tuple(self.rank(d, self.pp - 1, 0) for d in range(self.dp))
@@ -75,15 +84,15 @@ class ModelLayout:
         return {rank: place for place, rank in enumerate(self.ranks)}
 
     def to_json(self) -> dict[str, Any]:
-        return {"ranks": list(self.ranks), "tp": self.tp, "pp": self.pp, "dp": self.dp}
+        return {"ranks": list(self.ranks), "tp": self.tp, "pp": self.pp, "dp": self.dp, "chunks": self.chunks}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> "ModelLayout":
-        return ModelLayout(tuple(value["ranks"]), value["tp"], value["pp"], value["dp"])
+        return ModelLayout(tuple(value["ranks"]), value["tp"], value["pp"], value["dp"], value["chunks"])
 
 
 def stage_layers(layers: int, pp: int) -> tuple[tuple[int, int], ...]:
-    """By stage, the half-open range of its layers; where pp does not divide, the first stages have one more.
+    """By stage of `pp`, the half-open range of its layers; where pp does not divide, the first stages have one more.
 
     Megatron-core 0.16.1 takes such a split as `pipeline_model_parallel_layout` (see `megatron_stages`); its other
     options, `num_layers_in_first_pipeline_stage` and `..._last_...`, cannot express it for every depth.
@@ -121,6 +130,12 @@ def generation_layout(train: ModelLayout, tp: int) -> ModelLayout:
     replicas = [tuple(by_shard[i + g * length] for g in range(tp)) for i in range(length)]
     replicas.sort(key=lambda ranks: min(place[r] for r in ranks))
     return ModelLayout(tuple(r for ranks in replicas for r in ranks), tp, 1, length)
+
+
+def in_rank_order(layout: ModelLayout) -> ModelLayout:
+    """The same replicas, the shards of each in the order of its ranks: for engines that know no other (pp = 1)."""
+    replicas = (sorted(layout.replica(d)) for d in range(layout.dp))
+    return ModelLayout(tuple(rank for ranks in replicas for rank in ranks), layout.tp, 1, layout.dp)
 
 
 def vanilla_generation_layout(train: ModelLayout, tp: int) -> ModelLayout:

@@ -11,7 +11,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from compiler.layout import ModelLayout, stage_layers
+from compiler.layout import ModelLayout
 from compiler.shapes import ModelShape, tensors
 
 ENGINES = ("megatron", "torch", "disk")
@@ -88,10 +88,10 @@ def local_tensors(
     """Names and shapes of the tensors that `engine` keeps on `rank`.
 
     megatron: parameters of megatron-core 0.16.1's GPTModel with `get_gpt_layer_local_spec`; layers count within the
-    stage; linear_qkv is [queries; key; value] of each key/value group in turn, cut into tp runs of rows (with fewer
-    groups than tp a run is part of a group); linear_fc1 is [gate; up] of the shard; with tied embeddings and pp > 1 the
-    last stage keeps a copy named `output_layer.weight`; a value's or scorer's head has that name too and is whole on
-    every tp rank.
+    stage, on from chunk to chunk; linear_qkv is [queries; key; value] of each key/value group in turn, cut into tp runs
+    of rows (with fewer groups than tp a run is part of a group); linear_fc1 is [gate; up] of the shard; with tied
+    embeddings and pp > 1 the last stage keeps a copy named `output_layer.weight`; a value's or scorer's head has that
+    name too and is whole on every tp rank.
     torch: one stage; `layers.i.qkv` is [q; k; v] of the rank's heads, where key/value heads repeat if tp exceeds them.
     disk: canonical tensors, whole; pp cuts them by stage, dp repeats them.
     The vocabulary is padded to `padded_vocab` rows, the padding being last.
@@ -111,8 +111,8 @@ def misfit(shape: ModelShape, layout: ModelLayout, engine: str) -> str:
         return f"engine `{engine}` is none of {', '.join(ENGINES)}"
     if engine == "torch" and pp > 1 or engine == "disk" and tp > 1:
         return f"engine `{engine}` has no {'pipeline' if pp > 1 else 'tensor'} parallelism"
-    if shape.layers < pp:
-        return f"pp {pp} exceeds the {shape.layers} layers"
+    if shape.layers < pp * layout.chunks:
+        return f"pp {pp}{f' in {layout.chunks} chunks' if layout.chunks > 1 else ''} exceeds the {shape.layers} layers"
     for name, size in (("heads", shape.heads), ("ffn", shape.ffn)):
         if size % tp:
             return f"tp {tp} does not divide the model's {name}, {size}"
@@ -126,7 +126,7 @@ def misfit(shape: ModelShape, layout: ModelLayout, engine: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _locals(shape: ModelShape, role: str, layout: ModelLayout, rank: int, engine: str) -> dict[str, LocalTensor]:
     at = layout.coordinates(rank)
-    layers = range(*stage_layers(shape.layers, layout.pp)[at.pp])
+    layers = [layer for run in layout.layers(shape.layers, at.pp) for layer in run]
     first, last = at.pp == 0, at.pp == layout.pp - 1
     if engine == "disk":
         return _disk(shape, role, layers, first, last)
@@ -140,7 +140,7 @@ def _locals(shape: ModelShape, role: str, layout: ModelLayout, rank: int, engine
     return forms.cut.made
 
 
-def _disk(shape: ModelShape, role: str, layers: range, first: bool, last: bool) -> dict[str, LocalTensor]:
+def _disk(shape: ModelShape, role: str, layers: list[int], first: bool, last: bool) -> dict[str, LocalTensor]:
     cut = _Cutter(tensors(shape, role))
     for name in cut.sizes:
         parts = name.split(".")

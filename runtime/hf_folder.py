@@ -38,17 +38,18 @@ class HFFolder:
 
     @torch.no_grad()
     def read_into(self, local_tensors: Mapping[str, Tensor], weights: WeightLayout, rank: int) -> None:
-        """Fills the tensors of `rank` in place, reading only its slices; converts to their dtype, zeros padding.
+        """Fills these tensors of `rank` in place, reading only its slices; converts to their dtype, zeros padding.
 
         A `score.weight` that the folder lacks is a new head, which starts at zero.
         Raises DiagnosticError: R0135 a tensor is missing, R0136 one has another shape than the config says.
         ValueError: a local tensor is not of the layout's shape.
         """
         sizes, covered = weights.tensors, covered_elements(weights.pieces(rank))
-        for name, size in weights.local_tensors(rank).items():
-            check_size(name, local_tensors[name], size)
-            clear_padding(local_tensors[name], covered.get(name, 0))
-        for piece in weights.pieces(rank):
+        expected = weights.local_tensors(rank)
+        for name, tensor in local_tensors.items():
+            check_size(name, tensor, expected[name])
+            clear_padding(tensor, covered.get(name, 0))
+        for piece in (piece for piece in weights.pieces(rank) if piece.local in local_tensors):
             place = local_tensors[piece.local][tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.size))]
             self._read(place, piece, sizes[piece.tensor])
 

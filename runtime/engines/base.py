@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Mapping, Optional, Protocol, Sequence
 
+import torch
 from torch import Tensor
 
 from runtime.hf_folder import HFFolder
@@ -22,6 +23,7 @@ SITES = {
     "scores": "token",
     "last_value": "last", "score": "last",
 }
+MASTER = "master"
 OPERATIONS = {
     "policy": ("logprobs", "entropy"),
     "value": ("values", "last_value"),
@@ -59,6 +61,20 @@ class AdamW:
     max_grad_norm: float = 1.0
 
 
+@dataclass(frozen=True)
+class Execution:
+    """How an engine computes. It decides on memory and speed; on results only by rounding.
+
+    dtype: of parameters and activations; below 32 bits a trained model keeps its parameters in 32 bits beside them
+    sequence_parallel: between layers tensor-parallel ranks hold a part of the tokens each
+    sharded_optimizer: data-parallel ranks hold a part of the optimizer's states each (ZeRO-1, arXiv 1910.02054)
+    """
+
+    dtype: torch.dtype = torch.float32
+    sequence_parallel: bool = False
+    sharded_optimizer: bool = False
+
+
 class Engine(Protocol):
     """A model that computes its operations and, if it has an optimizer, trains."""
 
@@ -73,9 +89,11 @@ class Engine(Protocol):
         """
 
     def train(
-        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective
+        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False
     ) -> Optional[list[dict[str, Tensor]]]:
         """One forward and backward over all micro-batches.
+
+        recompute: a layer keeps its input alone, and backward computes it again
 
         Adds the gradient of `objective(i, outputs)`, a scalar to minimize, of every micro-batch to the accumulated
         gradients, as a plain sum; `step` sums over data-parallel ranks. `objective` is called on the last pipeline
@@ -99,14 +117,21 @@ class Engine(Protocol):
         Writing to them writes the model; whoever keeps one copies it.
         """
 
-    def load(self, folder: HFFolder) -> None:
-        """Reads this rank's pieces. Raises what `HFFolder.read_into` raises."""
+    def load(self, folder: HFFolder, moment: str = "") -> None:
+        """Reads this rank's pieces, of the parameters or of one of `moments`. Raises what `HFFolder.read_into` raises."""
 
-    def optimizer_state(self) -> dict[str, Tensor]:
-        """The live tensors of the optimizer of this rank, as `moment/parameter`, and `step` (int64 scalar)."""
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """What the optimizer keeps of each parameter, in 32 bits; `MASTER` is the parameter itself."""
 
-    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copies what `optimizer_state` gave, in the same layout, back into the optimizer."""
+    def moment(self, name: str) -> dict[str, Tensor]:
+        """One of `moments`, whole, by the names of `export`; whoever keeps it copies it."""
+
+    def load_moment(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Copies what `moment` gave, in the same layout, back; with `MASTER` the parameters follow."""
+
+    optimizer_steps: int
+    """How many steps the optimizer has made."""
 
     @property
     def parameter_bytes(self) -> int:

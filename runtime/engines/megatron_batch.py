@@ -54,13 +54,15 @@ class Rotary:
         self._cos, self._sin = angles.cos(), angles.sin()
 
 
-def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.device) -> MicroBatch:
-    """Batches that several calls share go through the model once. Without any row there is one dummy token, unread.
+def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.device, multiple: int = 1) -> MicroBatch:
+    """Batches that several calls share go through the model once, filled up to a multiple of tokens, at least one.
 
     window: of `ModelShape`
     """
     batches = {id(call.batch): call.batch for call in calls.values() if len(call.batch)}
-    joined = Sequences.concat([*batches.values()]) if batches else _dummy()
+    count = sum(batch.tokens.numel() for batch in batches.values())
+    lacking = -count % multiple if count else multiple
+    joined = Sequences.concat([*batches.values(), *([_filling(lacking)] if lacking else [])])
     row = torch.repeat_interleave(torch.arange(len(joined)), joined.lengths)
     positions = torch.arange(row.numel()) - (torch.cumsum(joined.lengths, 0) - joined.lengths)[row]
     longest = int(joined.lengths.max())
@@ -72,9 +74,9 @@ def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.d
     return MicroBatch(tokens.unsqueeze(0), packed, _readings(calls, batches, tokens))
 
 
-def _dummy() -> Sequences:
-    one, none = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    return Sequences(none, one, none)
+def _filling(tokens: int) -> Sequences:
+    """A row that nothing reads."""
+    return Sequences(torch.zeros(tokens, dtype=torch.int64), torch.tensor([tokens]), torch.tensor([0]))
 
 
 def _readings(calls: Mapping[str, Call], batches: Mapping[int, Sequences], tokens: Tensor) -> dict[str, Reading]:

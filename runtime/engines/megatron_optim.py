@@ -1,12 +1,15 @@
-"""AdamW over the gradients that Megatron's data parallelism has summed.
+"""AdamW over the gradients that Megatron's data parallelism has summed, its states cut over the data shards if asked.
 
 Megatron's own optimizer factory gathers objects over the whole world, which excludes models on some of the ranks, and
-its weight decay needs its scheduler; what remains of it without a distributed optimizer are the few lines here.
+its weight decay needs its scheduler; what remains of it are the few lines here. Megatron keeps gradients in flat
+buffers, cut into buckets. Where the states are cut (ZeRO-1, arXiv 1910.02054), each data shard gets the sum of an equal
+part of each bucket, steps on that part, and all gather the parameters, which lie in buckets likewise.
 """
 
 from __future__ import annotations
 
-from typing import Mapping
+from dataclasses import dataclass, field
+from typing import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,11 +18,44 @@ from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor
 
-from runtime.engines.base import AdamW
+from runtime.engines.base import MASTER, AdamW
 from runtime.meshes import LayoutGroups
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-MASTER = "master"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Elements [start, stop) of a flattened parameter, which lie from `at` on in the rank's part of a bucket.
+
+    master: what the step is made on, a view of the parameter if that has 32 bits
+    """
+
+    name: str
+    parameter: torch.nn.Parameter
+    start: int
+    stop: int
+    at: int
+    master: Tensor
+
+    @property
+    def grad(self) -> Tensor:
+        return self.parameter.main_grad.view(-1)[self.start:self.stop]
+
+    def of(self, part: Tensor) -> Tensor:
+        return part[self.at:self.at + self.stop - self.start]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What this rank keeps of a bucket: f32 [size] for each moment.
+
+    ranges: of each parameter of the bucket, its elements in the bucket, the whole over all data shards
+    """
+
+    ranges: Mapping[str, tuple[int, int]]
+    states: Mapping[str, Tensor]
+    segments: tuple[Segment, ...] = field(default=())
 
 
 class MegatronAdamW:
@@ -29,82 +65,129 @@ class MegatronAdamW:
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], data_parallel: DistributedDataParallel,
+        self, parameters: Mapping[str, torch.nn.Parameter], data_parallels: Sequence[DistributedDataParallel],
         groups: LayoutGroups, settings: AdamW,
     ) -> None:
-        self._parameters, self._settings = dict(parameters), settings
-        self._data_parallel, self._groups = data_parallel, groups
-        self._masters = {name: _master(p) for name, p in parameters.items()}
-        decayed = [m for m in self._masters.values() if m.dim() > 1]
-        plain = [m for m in self._masters.values() if m.dim() <= 1]
+        self._parameters, self._settings, self._groups = dict(parameters), settings, groups
+        self._data_parallels = data_parallels
+        self._sharded = data_parallels[0].ddp_config.use_distributed_optimizer
+        narrow = any(p.dtype != torch.float32 for p in parameters.values())
+        self.moments = (*MOMENTS, MASTER) if narrow else MOMENTS
+        self._parts = list(self._cut())
+        self._segments = [segment for part in self._parts for segment in part.segments]
+        decayed = [s.master for s in self._segments if s.parameter.dim() > 1]
+        plain = [s.master for s in self._segments if s.parameter.dim() <= 1]
         self._adamw = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
             lr=0.0, betas=settings.betas, eps=settings.eps, fused=True,
         )
-        for master in self._masters.values():
-            self._adamw.state[master] = {"step": torch.zeros((), device=master.device)} | {
-                moment: torch.zeros_like(master) for moment in MOMENTS
-            }
-        # a norm counts each parameter of the model once, though tp ranks or pipeline ends may share it
-        self._counted = [
-            p for p in parameters.values()
-            if param_is_not_shared(p) and param_is_not_tensor_parallel_duplicate(p, tp_group=groups.tp)
-        ]
+        for part in self._parts:
+            for segment in part.segments:
+                self._adamw.state[segment.master] = {"step": torch.zeros((), device=segment.master.device)} | {
+                    moment: segment.of(part.states[moment]) for moment in MOMENTS
+                }
+        self._steps = 0
+
+    def _cut(self) -> Iterator[Part]:
+        names = {parameter: name for name, parameter in self._parameters.items()}
+        for buffer in (buffer for model in self._data_parallels for buffer in model.buffers):
+            for bucket in buffer.buckets:
+                size = bucket.grad_data.numel() // (self._groups.dp.size() if self._sharded else 1)
+                first = size * self._groups.dp.rank() if self._sharded else 0
+                ranges = {
+                    names[p]: tuple(place - bucket.offset for place in buffer.param_index_map[p][:2])
+                    for p in bucket.params_list
+                }
+                yield self._part(ranges, first, size, bucket.grad_data.device)
+
+    def _part(self, ranges: Mapping[str, tuple[int, int]], first: int, size: int, device: torch.device) -> Part:
+        """The part [first, first + size) of a bucket."""
+        states = {moment: torch.zeros(size, device=device) for moment in self.moments}
+        segments = []
+        for name, (start, stop) in ranges.items():
+            begin, end = max(start, first), min(stop, first + size)
+            if begin >= end:
+                continue
+            parameter = self._parameters[name]
+            at, master = begin - first, parameter.detach().view(-1)[begin - start:end - start]
+            if MASTER in states:
+                master = states[MASTER][at:at + end - begin].copy_(master)
+            segments.append(Segment(name, parameter, begin - start, end - start, at, master))
+        return Part(ranges, states, tuple(segments))
+
+    # ---- stepping
 
     @torch.no_grad()
     def step(self, lr: float) -> float:
         """Clips, steps, and writes the parameters. Returns the global gradient norm before clipping."""
-        norm = self._norm()
-        limit = self._settings.max_grad_norm
-        if 0 < limit < norm:
-            for buffer in self._data_parallel.buffers:
-                buffer.scale_gradients(limit / (norm + 1e-6))
+        norm, limit = self._norm(), self._settings.max_grad_norm
+        if self._segments and 0 < limit < norm:
+            torch._foreach_mul_([segment.grad for segment in self._segments], limit / (norm + 1e-6))
         for group in self._adamw.param_groups:
             group["lr"] = lr
-        for name, master in self._masters.items():
-            master.grad = self._parameters[name].main_grad
+        for segment in self._segments:
+            segment.master.grad = segment.grad
         self._adamw.step()
-        for name, master in self._masters.items():
-            master.grad = None
-            if master is not self._parameters[name]:
-                self._parameters[name].copy_(master)
+        self._steps += 1
+        for segment in self._segments:
+            segment.master.grad = None
+        self._write_parameters()
         return norm
 
     def _norm(self) -> float:
-        square = torch.zeros((), device=next(iter(self._masters.values())).device)
-        if self._counted:
-            square = torch.stack(torch._foreach_norm([p.main_grad for p in self._counted])).square().sum()
-        if self._groups.replica.size() > 1:
-            dist.all_reduce(square, group=self._groups.replica)
+        """Counts each element of the model once, though tp ranks or the ends of a pipeline may share a parameter."""
+        counted = [
+            s.grad for s in self._segments if param_is_not_shared(s.parameter)
+            and param_is_not_tensor_parallel_duplicate(s.parameter, tp_group=self._groups.tp)
+        ]
+        square = torch.zeros((), device=self._parts[0].states[MOMENTS[0]].device)
+        if counted:
+            square = torch.stack(torch._foreach_norm(counted)).square().sum()
+        for group in (self._groups.replica, *([self._groups.dp] if self._sharded else [])):
+            if group.size() > 1:
+                dist.all_reduce(square, group=group)
         return square.sqrt().item()
 
-    def state(self) -> dict[str, Tensor]:
-        """Live tensors `exp_avg/NAME`, `exp_avg_sq/NAME`, for fewer bits `master/NAME`; a copy of `step`, int64 []."""
-        tensors: dict[str, Tensor] = {}
-        for name, master in self._masters.items():
-            state = self._adamw.state[master]
-            tensors |= {f"{moment}/{name}": state[moment] for moment in MOMENTS}
-            if master is not self._parameters[name]:
-                tensors[f"{MASTER}/{name}"] = master
-        return tensors | {"step": next(iter(self._adamw.state.values()))["step"].long().cpu()}
+    def _write_parameters(self) -> None:
+        if MASTER in self.moments:
+            for segment in self._segments:
+                segment.parameter.view(-1)[segment.start:segment.stop].copy_(segment.master)
+        if self._sharded:
+            for model in self._data_parallels:
+                model.start_param_sync(force_sync=True)
+
+    # ---- state
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._steps = steps
+        for state in self._adamw.state.values():
+            state["step"].fill_(float(steps))
+
+    def moment(self, name: str) -> dict[str, Tensor]:
+        """f32 tensors of the sizes of the parameters, gathered from all data shards, on each of them."""
+        found: dict[str, Tensor] = {}
+        for part in self._parts:
+            whole = self._gathered(part.states[name]) if self._sharded else part.states[name]
+            for parameter, (start, stop) in part.ranges.items():
+                found[parameter] = whole[start:stop].view(self._parameters[parameter].shape)
+        return found
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        whole = part.new_empty(part.numel() * self._groups.dp.size())
+        dist.all_gather_into_tensor(whole, part, group=self._groups.dp)
+        return whole
 
     @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, tensor in self.state().items():
-            if name != "step":
-                tensor.copy_(state[name])
-        for moments in self._adamw.state.values():
-            moments["step"].fill_(float(state["step"]))
-
-    @torch.no_grad()
-    def parameters_were_loaded(self) -> None:
-        """Master copies follow parameters that somebody else wrote."""
-        for name, master in self._masters.items():
-            if master is not self._parameters[name]:
-                master.copy_(self._parameters[name])
-
-
-def _master(parameter: torch.nn.Parameter) -> Tensor:
-    if parameter.dtype == torch.float32:
-        return parameter
-    return parameter.detach().float().requires_grad_()
+    def load_moment(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """`tensors`: whole, some of the parameters'. With `MASTER` the parameters become these, rounded."""
+        for part in self._parts:
+            for segment in (s for s in part.segments if s.name in tensors):
+                segment.of(part.states[name]).copy_(tensors[segment.name].reshape(-1)[segment.start:segment.stop])
+        if name == MASTER:
+            for parameter, tensor in tensors.items():
+                self._parameters[parameter].copy_(tensor)

@@ -148,8 +148,7 @@ class Models:
     def moments(self, model: str, moment: str) -> dict[str, Tensor]:
         """This rank's part of a moment of the optimizer, by the names of the weights; {} where the model is not."""
         engine = self.engine(f"{model}.train")
-        state = engine.optimizer_state() if engine is not None else {}
-        return {name.partition("/")[2]: tensor for name, tensor in state.items() if name.startswith(f"{moment}/")}
+        return engine.moment(moment) if engine is not None else {}
 
     def load_weights(self, model: str, folder: HFFolder) -> None:
         """The weights of a folder in place of those that the model began with."""
@@ -160,14 +159,12 @@ class Models:
 
     def load_moments(self, model: str, folders: Mapping[str, HFFolder], steps: int) -> None:
         """The optimizer's moments, by name, after so many steps."""
-        layout = f"{model}.train"
-        engine = self.engine(layout)
+        engine = self.engine(f"{model}.train")
         if engine is None:
             return
-        state = engine.optimizer_state()
+        engine.optimizer_steps = steps
         for moment, folder in folders.items():
-            folder.read_into(self.moments(model, moment), self.weight_layout(layout), self.job.rank)
-        engine.load_optimizer_state(state | {"step": torch.tensor(steps)})
+            engine.load(folder, moment)
 
     # ---- training
 

@@ -23,7 +23,7 @@ from compiler.redistribute import redistribute
 from compiler.shapes import FAMILIES, ModelShape, shape_from_config
 from compiler.weights import WeightLayout, pieces
 from runtime import meshes
-from runtime.engines.base import OPERATIONS, SITES, AdamW, Call
+from runtime.engines.base import OPERATIONS, SITES, AdamW, Call, Execution
 from runtime.engines.megatron import MegatronEngine
 from runtime.engines.sampler import SamplerEngine
 from runtime.engines.sampling import SamplingOptions
@@ -79,12 +79,52 @@ SCENARIOS = (
     Scenario("llama scorer, llama3 rope", "llama", "scorer", {"rope_theta": 1e4, "rope_scaling": LLAMA3}),
     Scenario("llama policy, 1 kv head", "llama", "policy", {"num_key_value_heads": 1}),
     Scenario("llama policy, 3 layers", "llama", "policy", {"num_hidden_layers": 3}),
+    Scenario("llama policy, 5 layers", "llama", "policy", {"num_hidden_layers": 5}),
+    Scenario("llama policy, 9 layers", "llama", "policy", {"num_hidden_layers": 9}),
     Scenario("llama policy, tied, linear rope", "llama", "policy", {"tie_word_embeddings": True, "rope_scaling": LINEAR}),
     Scenario("qwen3 policy", "qwen3", "policy", {"head_dim": 16, "rope_theta": 1e6}),
     Scenario("qwen3 value, 1 kv head", "qwen3", "value", {"head_dim": 16, "num_key_value_heads": 1}),
     Scenario("qwen2 scorer", "qwen2", "scorer", {}),
     Scenario("mistral policy, window", "mistral", "policy", {"sliding_window": 5, "head_dim": 12}),
     Scenario("mistral scorer", "mistral", "scorer", {"sliding_window": 4096}),
+)
+
+
+PP2_DP2_CHUNKS = ModelLayout((0, 1, 2, 3), 1, 2, 2, chunks=2)
+PP4_CHUNKS = ModelLayout((0, 1, 2, 3), 1, 4, 1, chunks=2)
+SEQUENCE, SHARDED = Execution(sequence_parallel=True), Execution(sharded_optimizer=True)
+BOTH = Execution(sequence_parallel=True, sharded_optimizer=True)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to compute that must not change what comes out."""
+
+    scenario: str
+    layout: ModelLayout
+    execution: Execution = Execution()
+    recompute: bool = False
+
+    @property
+    def name(self) -> str:
+        execution = self.execution
+        words = {"sequence": execution.sequence_parallel, "sharded": execution.sharded_optimizer, "recompute": self.recompute}
+        at = self.layout
+        degrees = f"tp{at.tp} pp{at.pp} dp{at.dp}" + (f" chunks{at.chunks}" if at.chunks > 1 else "")
+        return " ".join([self.scenario, degrees, *(word for word, on in words.items() if on)])
+
+
+MODES = (
+    Mode("qwen2 policy, tied", TP2_DP2, BOTH, recompute=True),
+    Mode("qwen2 policy, tied", PP2_DP2, SHARDED),
+    Mode("qwen2 policy, tied", TP2_PP2, SEQUENCE, recompute=True),
+    Mode("qwen2 policy, tied", PP2_DP2_CHUNKS),
+    Mode("qwen3 policy", TP2_DP2, BOTH),
+    Mode("qwen3 value, 1 kv head", TP2_PP2, SEQUENCE),
+    Mode("llama scorer, llama3 rope", TP2_DP2, SEQUENCE, recompute=True),
+    Mode("llama policy, 5 layers", PP2_DP2_CHUNKS, SHARDED, recompute=True),
+    Mode("llama policy, 9 layers", PP4_CHUNKS),
+    Mode("mistral policy, window", PP2_DP2, SHARDED, recompute=True),
 )
 
 
@@ -190,25 +230,27 @@ def shard_rows(batch: Sequences, sizes: tuple[int, ...], d: int) -> tuple[Sequen
     return batch.select(torch.arange(first, first + sizes[d])), first
 
 
-def train_step(engine: MegatronEngine, scenario: Scenario, mine: Sequences, first: int, rows_each: int):
+def train_step(
+    engine: MegatronEngine, scenario: Scenario, mine: Sequences, first: int, rows_each: int, recompute: bool = False
+) -> float:
     parts = [mine.select(part) for part in torch.arange(len(mine)).split(rows_each)] if len(mine) else []
     starts = [first + i * rows_each for i in range(len(parts))]
     calls = [{op: Call(op, part, TEMPERATURE) for op in scenario.operations} for part in parts]
     engine.zero_grad()
     for runs in (slice(0, 1), slice(1, None)):  # gradients accumulate over calls of train as they do within one
         here = [*zip(starts, parts)][runs]
-        engine.train(calls[runs], lambda i, outputs: row_loss(outputs, here[i][0], here[i][1].own_lengths))
+        engine.train(calls[runs], lambda i, outputs: row_loss(outputs, here[i][0], here[i][1].own_lengths), recompute)
     return engine.step(LEARNING_RATE)
 
 
 def compare(
     engine: MegatronEngine, scenario: Scenario, expected: Expected, batch: Sequences, sizes: tuple[int, ...],
-    rows_each: int,
+    rows_each: int, recompute: bool = False,
 ) -> dict[str, float]:
     """Largest differences on this rank of results, of norms (relative) and of weights after training."""
     mine, first = shard_rows(batch, sizes, engine.layout.coordinates(comm.rank).dp)
     results = results_difference(engine, scenario, expected, mine, first, rows_each)
-    norms = [train_step(engine, scenario, mine, first, rows_each) for _ in range(STEPS)]
+    norms = [train_step(engine, scenario, mine, first, rows_each, recompute) for _ in range(STEPS)]
     want, norms = torch.tensor(expected.norms), torch.tensor(norms)
     norm = float(((norms - want) / want).abs().max())
     return {"results": results, "norm": norm, "weights": weights_difference(engine, expected.trained)}
@@ -253,6 +295,8 @@ def layouts(scenario: Scenario) -> list[ModelLayout]:
         degrees = [d for d in degrees if d[0] == 2]
     if "3 layers" in scenario.name:
         degrees = [d for d in degrees if d[1] == 2]
+    if "5 layers" in scenario.name or "9 layers" in scenario.name:
+        return []  # see MODES
     # the last ranks where there is room: a layout need not start at rank 0
     return [ModelLayout(ranks[-tp * pp * dp:], tp, pp, dp) for tp, pp, dp in degrees if tp * pp * dp <= len(ranks)]
 
@@ -271,20 +315,16 @@ def report(name: str, differences: Optional[dict[str, float]], seconds: float) -
         print(json.dumps({"case": name, **worst, "seconds": round(seconds, 2)}), flush=True)
 
 
-def case_name(scenario: Scenario, layout: ModelLayout) -> str:
-    return f"{scenario.name} tp{layout.tp} pp{layout.pp} dp{layout.dp}"
-
-
-def run_layouts(mesh: meshes.Mesh, scenario: Scenario, expected: Expected, batch: Sequences) -> None:
-    for layout in layouts(scenario):
-        begin, found, engine = time.perf_counter(), {}, None
-        if comm.rank in layout:
-            engine = MegatronEngine(scenario.shape, scenario.role, layout, mesh, OPTIMIZER)
-            engine.load(HFFolder(expected.folder))
-        found["folder"] = folder_difference(scenario, layout, engine, expected.folder)
-        if engine is not None:
-            found |= compare(engine, scenario, expected, batch, splits(len(batch), layout.dp), rows_each=2)
-        report(case_name(scenario, layout), found, time.perf_counter() - begin)
+def run_mode(mesh: meshes.Mesh, mode: Mode, scenario: Scenario, expected: Expected, batch: Sequences) -> None:
+    begin, found, engine, layout = time.perf_counter(), {}, None, mode.layout
+    if comm.rank in layout:
+        engine = MegatronEngine(scenario.shape, scenario.role, layout, mesh, OPTIMIZER, mode.execution)
+        engine.load(HFFolder(expected.folder))
+    found["folder"] = folder_difference(scenario, layout, engine, expected.folder)
+    if engine is not None:
+        sizes = splits(len(batch), layout.dp)
+        found |= compare(engine, scenario, expected, batch, sizes, rows_each=2, recompute=mode.recompute)
+    report(mode.name, found, time.perf_counter() - begin)
 
 
 def folder_difference(scenario: Scenario, layout: ModelLayout, engine: Optional[MegatronEngine], folder: str) -> float:
@@ -384,7 +424,7 @@ def run_checkpoint(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> N
 
 def _resumed_difference(mesh: meshes.Mesh, expected: Expected, batch: Sequences, dtype: torch.dtype) -> float:
     def make() -> MegatronEngine:
-        engine = MegatronEngine(SCENARIOS[0].shape, "policy", TP2, mesh, OPTIMIZER, dtype)
+        engine = MegatronEngine(SCENARIOS[0].shape, "policy", TP2, mesh, OPTIMIZER, Execution(dtype))
         engine.load(HFFolder(expected.folder))
         return engine
 
@@ -392,8 +432,10 @@ def _resumed_difference(mesh: meshes.Mesh, expected: Expected, batch: Sequences,
     train_step(first, SCENARIOS[0], batch, 0, rows_each=4)
     for name, parameter in second.export().items():
         parameter.copy_(first.export()[name])
-    second.load_optimizer_state({name: tensor.clone() for name, tensor in first.optimizer_state().items()})
-    assert int(second.optimizer_state()["step"]) == 1
+    for moment in first.moments:
+        second.load_moment(moment, first.moment(moment))
+    second.optimizer_steps = first.optimizer_steps
+    assert second.optimizer_steps == 1
     for engine in (first, second):
         train_step(engine, SCENARIOS[0], batch, 0, rows_each=4)
     return max(float((p - second.export()[name]).abs().max()) for name, p in first.export().items())
@@ -402,17 +444,20 @@ def _resumed_difference(mesh: meshes.Mesh, expected: Expected, batch: Sequences,
 def main() -> None:
     torch.set_num_threads(1)
     job, batch = meshes.start(comm), rows()
-    further = [SAMPLING, TP2_DP2, TP2_PP2, PP2_DP2, PP2, TP2] if comm.size == 4 else []
+    further = [SAMPLING, *(mode.layout for mode in MODES), TP2_DP2, TP2_PP2, PP2_DP2, PP2, TP2] if comm.size == 4 else []
     mesh = meshes.Mesh(job, [layout for scenario in SCENARIOS for layout in layouts(scenario)] + further)
     folder = Path(sys.argv[1])
     scenarios = SCENARIOS if comm.size == 4 else SCENARIOS[:2]
     references = [reference(s, batch, str(folder / s.name)) for s in scenarios] if comm.rank == 0 else None
     references = comm.bcast(references, root=0)
     for scenario, expected in zip(scenarios, references):
-        run_layouts(mesh, scenario, expected, batch)
+        for layout in layouts(scenario):
+            run_mode(mesh, Mode(scenario.name, layout), scenario, expected, batch)
     if comm.size == 4:
         for scenario, expected in zip(scenarios, references):
-            if scenario.role == "policy":
+            for mode in (mode for mode in MODES if mode.scenario == scenario.name):
+                run_mode(mesh, mode, scenario, expected, batch)
+            if scenario.role == "policy" and layouts(scenario):
                 run_sampler(mesh, scenario, expected, batch)
         run_empty_shard(mesh, references[0], batch)
         run_alternating(mesh, [references[0], references[2]], batch)

@@ -25,6 +25,11 @@ FOUR_RANKS = [
     *(f"{scenario}, 1 kv head {degrees}" for scenario in ("llama policy", "qwen3 value")
       for degrees in ("tp2 pp1 dp2", "tp2 pp2 dp1")),
     "llama policy, 3 layers tp1 pp2 dp2", "llama policy, 3 layers tp2 pp2 dp1",
+    "qwen2 policy, tied tp2 pp1 dp2 sequence sharded recompute", "qwen2 policy, tied tp1 pp2 dp2 sharded",
+    "qwen2 policy, tied tp2 pp2 dp1 sequence recompute", "qwen2 policy, tied tp1 pp2 dp2 chunks2",
+    "qwen3 policy tp2 pp1 dp2 sequence sharded", "qwen3 value, 1 kv head tp2 pp2 dp1 sequence",
+    "llama scorer, llama3 rope tp2 pp1 dp2 sequence recompute", "llama policy, 9 layers tp1 pp4 dp1 chunks2",
+    "llama policy, 5 layers tp1 pp2 dp2 chunks2 sharded recompute", "mistral policy, window tp1 pp2 dp2 sharded recompute",
     *(f"sampler, {model}" for model in (
         "llama policy", "qwen2 policy, tied", "llama policy, 1 kv head", "llama policy, 3 layers",
         "llama policy, tied, linear rope", "qwen3 policy", "mistral policy, window",

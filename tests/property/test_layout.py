@@ -156,11 +156,11 @@ def _interleaved(shape: ModelShape, q: np.ndarray, k: np.ndarray, v: np.ndarray)
 
 def _megatron(shape: ModelShape, role: str, layout: ModelLayout, rank: int, w: dict[str, np.ndarray]) -> dict:
     at, tp = layout.coordinates(rank), layout.tp
-    start, stop = stage_layers(shape.layers, layout.pp)[at.pp]
+    runs = stage_layers(shape.layers, layout.pp * layout.chunks)[at.pp::layout.pp]
     made = {}
     if at.pp == 0:
         made["embedding.word_embeddings.weight"] = _padded_rows(w["model.embed_tokens.weight"], tp, at.tp)
-    for i, layer in enumerate(range(start, stop)):
+    for i, layer in enumerate(layer for run in runs for layer in range(*run)):
         here, there = f"decoder.layers.{i}.", f"model.layers.{layer}."
         for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
             whole = _interleaved(shape, *(w[f"{there}self_attn.{x}_proj.{kind}"] for x in "qkv"))
@@ -213,7 +213,16 @@ def _torch(shape: ModelShape, role: str, layout: ModelLayout, rank: int, w: dict
     return made
 
 
-@pytest.mark.parametrize("engine, formula", [("megatron", _megatron), ("torch", _torch)])
+def _vllm(shape: ModelShape, role: str, layout: ModelLayout, rank: int, w: dict[str, np.ndarray]) -> dict:
+    """As torch, with vocabularies filled up to a multiple of 64 before they are cut."""
+    def filled(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, ((0, -len(x) % 64), (0, 0)), constant_values=-1)
+
+    words = {name: filled(x) for name, x in w.items() if name in ("model.embed_tokens.weight", "lm_head.weight")}
+    return _torch(shape, role, layout, rank, w | words)
+
+
+@pytest.mark.parametrize("engine, formula", [("megatron", _megatron), ("torch", _torch), ("vllm", _vllm)])
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_pieces_are_what_the_engine_keeps(engine, formula, data):
@@ -245,7 +254,11 @@ def test_misfits_are_named():
     assert "key/value heads, 3" in misfit(shape, ModelLayout((0, 1), tp=2), "torch")
     assert "2 layers" in misfit(shape, ModelLayout((0, 1, 2), pp=3), "megatron")
     assert "pipeline" in misfit(shape, ModelLayout((0, 1), pp=2), "torch")
+    assert "2 chunks exceeds the 2 layers" in misfit(shape, ModelLayout((0, 1), pp=2, chunks=2), "megatron")
+    with pytest.raises(ValueError, match="chunks 2"):
+        ModelLayout((0, 1), tp=2, chunks=2)
     assert "tensor" in misfit(shape, ModelLayout((0, 1, 2), tp=3), "disk")
+    assert "pads to 64" in misfit(shape, ModelLayout((0, 1, 2), tp=3), "vllm")
     assert misfit(shape, ModelLayout((0, 1, 2), tp=3), "megatron") == ""
     with pytest.raises(ValueError, match="heads, 6"):
         WeightLayout(shape, "policy", ModelLayout((0, 1, 2, 3), tp=4), "torch")

@@ -29,12 +29,12 @@ def model_layouts(draw, shape: ModelShape, engine: str) -> ModelLayout:
     """A layout that fits, over ranks in random order out of 0 .. 15."""
     degrees = st.sampled_from([1, 2, 3, 4])
     fits = [
-        (tp, pp) for tp in (1, 2, 3, 4) for pp in (1, 2, 3, 4)
-        if not misfit(shape, ModelLayout(tuple(range(tp * pp)), tp, pp), engine)
+        (tp, pp, chunks) for tp in (1, 2, 3, 4) for pp in (1, 2, 3, 4) for chunks in ((1, 2) if pp > 1 else (1,))
+        if not misfit(shape, ModelLayout(tuple(range(tp * pp)), tp, pp, chunks=chunks), engine)
     ]
-    tp, pp = draw(st.sampled_from(fits))
+    tp, pp, chunks = draw(st.sampled_from(fits))
     dp = draw(degrees.filter(lambda d: tp * pp * d <= 16))
-    return ModelLayout(tuple(draw(st.permutations(range(16)))[: tp * pp * dp]), tp, pp, dp)
+    return ModelLayout(tuple(draw(st.permutations(range(16)))[: tp * pp * dp]), tp, pp, dp, chunks)
 
 
 def numbered(weights: WeightLayout) -> dict[str, np.ndarray]:
