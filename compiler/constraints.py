@@ -34,6 +34,12 @@ class Stage:
         return self.items.get(axis, 0)
 
     @property
+    def engine(self) -> str:
+        """As `LayoutSpec.engine`."""
+        asked = self.items.get("engine", "")
+        return "" if asked == ENGINES[self.stage][0] else asked
+
+    @property
     def written(self) -> str:
         """`parallel(tp=2, pp=1)`, as far as it is given."""
         return f"parallel({', '.join(f'{a}={self.items[a]}' for a in DEGREES if a in self.items)})"
@@ -104,9 +110,9 @@ def _merged(stage: Stage, constraint: Constraint, source: Source) -> Stage:
     for key, value in items.items():
         if stage.items.get(key, value) != value:
             raise _disagrees(key, value, constraint, stage.items[key], stage.at[key], source)
-        if key == "engine" and value != ENGINES[stage.stage]:
+        if key == "engine" and value not in ENGINES[stage.stage]:
             raise fault("P0104", constraint.span, source=source, target=stage.target, engine=value,
-                        engines=listing([ENGINES[stage.stage]]))
+                        engines=listing(ENGINES[stage.stage]))
     return Stage(stage.model, stage.stage, {**stage.items, **items}, {**stage.at, **dict.fromkeys(items, constraint)})
 
 

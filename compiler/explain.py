@@ -12,7 +12,7 @@ from compiler.reading.runners_up import groups_text, runners_up
 from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of, rows_of, title_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text
 from compiler.steps import HOME, UpdateLoop
-from compiler.transitions import resolve
+from compiler.transitions import engine_of, resolve
 
 COLUMNS = (44, 33, 6)  # widths: step, where, ranks
 
@@ -143,7 +143,7 @@ def _model_json(plan: Plan, costs: CostModel, name: str) -> dict[str, Any]:
     for stage in ("train", "forward", "generate"):
         spec = plan.layouts.get(f"{name}.{stage}")
         if spec is not None:
-            found[stage] = {"tp": spec.tp, "pp": spec.pp, "dp": spec.dp}
+            found[stage] = {"tp": spec.tp, "pp": spec.pp, "dp": spec.dp, "engine": engine_of(plan.layouts, f"{name}.{stage}")}
     found.setdefault("forward", found.get("train"))
     return found
 

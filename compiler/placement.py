@@ -12,7 +12,7 @@ from compiler.gathers import ZERO_REDUNDANCY
 from compiler.layout import ModelLayout
 from compiler.plan import Alternative, GroupSpec, LayoutSpec
 from compiler.shapes import ModelShape
-from compiler.transitions import ENGINES
+from compiler.transitions import engine_of
 from compiler.weights import misfit
 from rlhf_dsl.diagnostics import DiagnosticError, fault, listing
 from rlhf_dsl.source import Source
@@ -145,8 +145,8 @@ def _layout(stage: Stage, stages: Iterable[Stage], group: GroupSpec, own: bool, 
         raise _misfits(stage, needed, group, own, source)
     within = next((s.target for s in stages if s.model == stage.model and s.stage != GENERATE), "")
     within = within if stage.stage == GENERATE else ""
-    return LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within,
-                      strategy=stage.items.get("reshard", ZERO_REDUNDANCY))
+    return LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within, stage.engine,
+                      stage.items.get("reshard", ZERO_REDUNDANCY))
 
 
 def _misfits(stage: Stage, needed: int, group: GroupSpec, own: bool, source: Source) -> DiagnosticError:
@@ -160,7 +160,7 @@ def _misfits(stage: Stage, needed: int, group: GroupSpec, own: bool, source: Sou
 
 def _check_fit(stage: Stage, shape: ModelShape, spec: LayoutSpec, source: Source) -> None:
     layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp)
-    reason = misfit(shape, layout, ENGINES[stage.stage])
+    reason = misfit(shape, layout, engine_of({stage.target: spec}, stage.target))
     if reason:
         at = next((stage.at[axis] for axis in DEGREES if axis in stage.at), None)
         place = {"source": source} if at else {"place": source.path}

@@ -73,6 +73,7 @@ class LayoutSpec:
     """Ranks `first` to `first + ranks - 1` by tp x pp x dp.
 
     within: the layout whose ranks they are, in an order of their own
+    engine: "" for the usual one of the stage
     strategy: how weights come from there (`compiler.gathers`); the order follows from it
     """
 
@@ -82,6 +83,7 @@ class LayoutSpec:
     dp: int = 1
     first: int = 0
     within: str = ""
+    engine: str = ""
     strategy: str = "zero-redundancy"
 
 

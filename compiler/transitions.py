@@ -6,7 +6,7 @@ import functools
 from typing import Mapping
 
 from compiler.gathers import ALL_GATHER, MINIMAL, VANILLA, ZERO_REDUNDANCY, transfer_by
-from compiler.layout import ModelLayout, generation_layout, vanilla_generation_layout
+from compiler.layout import ModelLayout, generation_layout, in_rank_order, vanilla_generation_layout
 from compiler.plan import LayoutSpec
 from compiler.redistribute import WeightTransfer
 from compiler.shapes import ModelShape
@@ -15,25 +15,26 @@ from compiler.weights import WeightLayout
 # how a generation layout takes the ranks of its training layout, by the strategy that moves the weights
 ORDERS = {ZERO_REDUNDANCY: generation_layout, MINIMAL: generation_layout, VANILLA: vanilla_generation_layout,
           ALL_GATHER: vanilla_generation_layout}
-ENGINES = {"train": "megatron", "forward": "megatron", "generate": "torch"}
+ENGINES = {"train": ("megatron",), "forward": ("megatron",), "generate": ("torch", "vllm")}  # by stage, the usual first
 
 
 def resolve(layouts: Mapping[str, LayoutSpec], name: str) -> ModelLayout:
     """A layout with its order of ranks. Raises KeyError, ValueError."""
     spec = layouts[name]
     if spec.within:
-        return ORDERS[spec.strategy](resolve(layouts, spec.within), spec.tp)
+        made = ORDERS[spec.strategy](resolve(layouts, spec.within), spec.tp)
+        return in_rank_order(made) if spec.engine == "vllm" else made
     return ModelLayout(tuple(range(spec.first, spec.first + spec.ranks)), spec.tp, spec.pp, spec.dp)
 
 
-def engine_of(layout: str) -> str:
-    """The engine of a layout by its stage."""
-    return ENGINES[layout.rsplit(".", 1)[1]]
+def engine_of(layouts: Mapping[str, LayoutSpec], name: str) -> str:
+    """The engine of a layout: the one it names, else the usual one of its stage. Raises KeyError."""
+    return layouts[name].engine or ENGINES[name.rsplit(".", 1)[1]][0]
 
 
 def weight_layout(shape: ModelShape, role: str, layouts: Mapping[str, LayoutSpec], name: str) -> WeightLayout:
     """Raises KeyError and ValueError for layouts that do not fit the model."""
-    return WeightLayout(shape, role, resolve(layouts, name), engine_of(name))
+    return WeightLayout(shape, role, resolve(layouts, name), engine_of(layouts, name))
 
 
 def weight_transfer(

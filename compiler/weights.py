@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from compiler.layout import ModelLayout
 from compiler.shapes import ModelShape, tensors
 
-ENGINES = ("megatron", "torch", "disk")
+ENGINES = ("megatron", "torch", "vllm", "disk")
+VLLM_ROWS = 64  # vLLM pads a vocabulary to a multiple of it before cutting it
 EMBEDDING, FINAL_NORM, HEAD, SCORE = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "score.weight"
 
 
@@ -47,8 +48,9 @@ class LocalTensor:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """All weights of one model as `engine` keeps them over `layout`. engine: "megatron", "torch" or "disk".
+    """All weights of one model as `engine` keeps them over `layout`. engine: one of `ENGINES`.
 
+    only: these canonical tensors and no others, for a move in parts; () for all
     Raises ValueError, with the reason of `misfit`, when the degrees do not cut the model.
     """
 
@@ -56,6 +58,7 @@ class WeightLayout:
     role: str
     layout: ModelLayout
     engine: str
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         reason = misfit(self.shape, self.layout, self.engine)
@@ -69,12 +72,15 @@ class WeightLayout:
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
         """What `rank` holds, none outside the layout."""
-        return pieces(self.shape, self.role, self.layout, rank, self.engine) if rank in self.layout else ()
+        held = pieces(self.shape, self.role, self.layout, rank, self.engine) if rank in self.layout else ()
+        return tuple(piece for piece in held if piece.tensor in self.only) if self.only else held
 
     def local_tensors(self, rank: int) -> dict[str, tuple[int, ...]]:
         if rank not in self.layout:
             return {}
-        return local_tensors(self.shape, self.role, self.layout, rank, self.engine)
+        held = local_tensors(self.shape, self.role, self.layout, rank, self.engine)
+        mine = {piece.local for piece in self.pieces(rank)} if self.only else held
+        return {name: size for name, size in held.items() if name in mine}
 
 
 def pieces(shape: ModelShape, role: str, layout: ModelLayout, rank: int, engine: str) -> tuple[Piece, ...]:
@@ -93,8 +99,9 @@ def local_tensors(
     embeddings and pp > 1 the last stage keeps a copy named `output_layer.weight`; a value's or scorer's head has that
     name too and is whole on every tp rank.
     torch: one stage; `layers.i.qkv` is [q; k; v] of the rank's heads, where key/value heads repeat if tp exceeds them.
+    vllm: as torch, but for the vocabulary; what of a whole tensor its loader takes on this rank.
     disk: canonical tensors, whole; pp cuts them by stage, dp repeats them.
-    The vocabulary is padded to `padded_vocab` rows, the padding being last.
+    The vocabulary is padded to `padded_vocab` rows (vllm: to a multiple of 64), the padding being last.
     """
     return {name: local.size for name, local in _locals(shape, role, layout, rank, engine).items()}
 
@@ -109,7 +116,7 @@ def misfit(shape: ModelShape, layout: ModelLayout, engine: str) -> str:
     tp, pp = layout.tp, layout.pp
     if engine not in ENGINES:
         return f"engine `{engine}` is none of {', '.join(ENGINES)}"
-    if engine == "torch" and pp > 1 or engine == "disk" and tp > 1:
+    if engine in ("torch", "vllm") and pp > 1 or engine == "disk" and tp > 1:
         return f"engine `{engine}` has no {'pipeline' if pp > 1 else 'tensor'} parallelism"
     if shape.layers < pp * layout.chunks:
         return f"pp {pp}{f' in {layout.chunks} chunks' if layout.chunks > 1 else ''} exceeds the {shape.layers} layers"
@@ -118,9 +125,15 @@ def misfit(shape: ModelShape, layout: ModelLayout, engine: str) -> str:
             return f"tp {tp} does not divide the model's {name}, {size}"
     if shape.kv_heads % tp and tp % shape.kv_heads:
         return f"tp {tp} neither divides nor is a multiple of the model's key/value heads, {shape.kv_heads}"
+    if engine == "vllm" and _vllm_vocab(shape.vocab) % tp:
+        return f"tp {tp} does not divide the vocabulary that vLLM pads to {_vllm_vocab(shape.vocab)}"
     if engine == "megatron" and (shape.heads + 2 * shape.kv_heads) * shape.head_dim % tp:
         return f"tp {tp} does not divide the rows of the fused query, key and value matrix"
     return ""
+
+
+def _vllm_vocab(vocab: int) -> int:
+    return -(-vocab // VLLM_ROWS) * VLLM_ROWS
 
 
 @functools.lru_cache(maxsize=4096)
@@ -130,7 +143,7 @@ def _locals(shape: ModelShape, role: str, layout: ModelLayout, rank: int, engine
     first, last = at.pp == 0, at.pp == layout.pp - 1
     if engine == "disk":
         return _disk(shape, role, layers, first, last)
-    forms = {"megatron": _Megatron, "torch": _Torch}[engine](_Cutter(tensors(shape, role)), shape, layout.tp, at.tp)
+    forms = {"megatron": _Megatron, "torch": _Torch, "vllm": _VLLM}[engine](_Cutter(tensors(shape, role)), shape, layout.tp, at.tp)
     if first:
         forms.embedding()
     for local, layer in enumerate(layers):
@@ -176,10 +189,9 @@ class _Cutter:
         piece = Piece(tensor, (0, shard * width), (rows, (shard + 1) * width), local, (0, 0))
         self.made[local] = LocalTensor((rows, width), (piece,))
 
-    def vocabulary(self, local: str, tensor: str, shard: int, shards: int) -> None:
-        """Rows of a vocabulary in equal shards, the last of them padded."""
+    def vocabulary(self, local: str, tensor: str, shard: int, height: int) -> None:
+        """Rows of a vocabulary in shards of `height`, the last of them padded."""
         vocab = self.sizes[tensor][0]
-        height = -(-vocab // shards)
         self.rows(local, [(tensor, min(shard * height, vocab), min((shard + 1) * height, vocab))], padded=height)
 
 
@@ -196,6 +208,9 @@ class _Forms:
         height = self.cut.sizes[tensor][0] // self.tp
         return tensor, self.t * height, (self.t + 1) * height
 
+    def vocabulary(self, local: str, tensor: str) -> None:
+        self.cut.vocabulary(local, tensor, self.t, padded_vocab(self.shape, self.tp) // self.tp)
+
     def qkv_kinds(self) -> tuple[str, ...]:
         return ("weight", "bias") if self.shape.qkv_bias else ("weight",)
 
@@ -206,12 +221,12 @@ class _Forms:
         if role != "policy":
             self.cut.whole(local, SCORE)
         elif not self.shape.tied:
-            self.cut.vocabulary(local, HEAD, self.t, self.tp)
+            self.vocabulary(local, HEAD)
 
 
 class _Megatron(_Forms):
     def embedding(self) -> None:
-        self.cut.vocabulary("embedding.word_embeddings.weight", EMBEDDING, self.t, self.tp)
+        self.vocabulary("embedding.word_embeddings.weight", EMBEDDING)
 
     def layer(self, local: int, layer: str) -> None:
         name = f"decoder.layers.{local}."
@@ -243,13 +258,13 @@ class _Megatron(_Forms):
     def end(self, role: str, copies_embedding: bool) -> None:
         self.cut.whole("decoder.final_layernorm.weight", FINAL_NORM)
         if role == "policy" and copies_embedding:
-            self.cut.vocabulary("output_layer.weight", EMBEDDING, self.t, self.tp)
+            self.vocabulary("output_layer.weight", EMBEDDING)
         self.head("output_layer.weight", role)
 
 
 class _Torch(_Forms):
     def embedding(self) -> None:
-        self.cut.vocabulary("embed.weight", EMBEDDING, self.t, self.tp)
+        self.vocabulary("embed.weight", EMBEDDING)
 
     def layer(self, local: int, layer: str) -> None:
         name = f"layers.{local}."
@@ -274,3 +289,8 @@ class _Torch(_Forms):
     def end(self, role: str, copies_embedding: bool) -> None:
         self.cut.whole("norm.weight", FINAL_NORM)
         self.head("head.weight", role)
+
+
+class _VLLM(_Torch):
+    def vocabulary(self, local: str, tensor: str) -> None:
+        self.cut.vocabulary(local, tensor, self.t, _vllm_vocab(self.shape.vocab) // self.tp)

@@ -11,7 +11,7 @@ from compiler.layout import ModelLayout
 from compiler.plan import LayoutSpec, Plan
 from compiler.shapes import ModelShape
 from compiler.steps import Named, UpdateLoop
-from compiler.transitions import engine_of
+from compiler.transitions import ENGINES, engine_of
 from compiler.weights import misfit
 from rlhf_dsl.builtins import PRIMITIVES, ROLES
 from rlhf_dsl.typed import ELEMENTS
@@ -88,8 +88,10 @@ def _layout_fault(plan: Plan, name: str, spec: LayoutSpec) -> str:
             return f"it does not lie within `{spec.within}`"
         if spec.strategy not in STRATEGIES:
             return f"there is no strategy `{spec.strategy}`"
+    if spec.engine and spec.engine not in ENGINES[stage]:
+        return f"there is no engine `{spec.engine}` for it"
     layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp)
-    return misfit(shape_of(plan, model), layout, engine_of(name))
+    return misfit(shape_of(plan, model), layout, engine_of(plan.layouts, name))
 
 
 def _expr_faults(plan: Plan) -> Iterator[str]:

@@ -77,11 +77,17 @@ def check_number(ranks: int) -> None:
         raise fault("R0111", ranks=ranks, cores=cores, most=RANKS_A_CORE * cores)
 
 
+def job_name(scratch: str) -> str:
+    """What ranks name shared memory by that cannot lie in the job's folder."""
+    return scratch.strip("/").replace("/", "-")
+
+
 def rank_environment(ranks: int, scratch: str) -> dict[str, str]:
     """What every rank starts with; a number of threads that the user set stays."""
     threads = max(1, (os.cpu_count() or 1) // ranks)
     return {**{name: str(threads) for name in THREADS}, "OMP_WAIT_POLICY": "PASSIVE", **os.environ, **MPI_ENVIRONMENT,
-            "PRTE_MCA_prte_tmpdir_base": scratch, "OMPI_MCA_btl_sm_backing_directory": scratch, "PYTHONUNBUFFERED": "1"}
+            "PRTE_MCA_prte_tmpdir_base": scratch, "OMPI_MCA_btl_sm_backing_directory": scratch, "PYTHONUNBUFFERED": "1",
+            "RLFLOW_JOB": job_name(scratch)}
 
 
 def _event(line: str) -> Optional[dict]:
@@ -144,5 +150,7 @@ class Ranks:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _sweep(self) -> None:
-        """Removes what a killed job leaves behind: its session folder, which holds its shared memory too."""
+        """Removes what a killed job leaves behind: its session folder, and shared memory that could not lie there."""
         shutil.rmtree(self._scratch, ignore_errors=True)
+        for left in SHARED_MEMORY.glob(f"{job_name(self._scratch)}-*"):
+            left.unlink(missing_ok=True)

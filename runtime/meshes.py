@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 from typing import Iterable, Mapping, Optional, Sequence
@@ -12,15 +13,17 @@ import torch.distributed as dist
 from compiler.layout import Coordinates, ModelLayout
 
 LOOPBACK = "127.0.0.1"
+JOB_NAME = "RLFLOW_JOB"  # shared memory is named by it, for the launcher to find what is left
 
 
 @dataclass(frozen=True)
 class Job:
-    """This rank among all ranks of the job. device: where its tensors live."""
+    """This rank among all ranks of the job. device: where its tensors live; name: unlike that of any other job here."""
 
     rank: int
     size: int
     device: torch.device
+    name: str = ""
 
 
 def start(comm) -> Job:
@@ -38,7 +41,8 @@ def start(comm) -> Job:
         store=_store(comm, one_node=node.size == comm.size), rank=comm.rank, world_size=comm.size,
     )
     node.Free()
-    return Job(comm.rank, comm.size, device)
+    name = comm.bcast(os.environ.get(JOB_NAME) or f"rlflow-{os.getpid()}", root=0)
+    return Job(comm.rank, comm.size, device, name)
 
 
 def _shared_memory() -> int:

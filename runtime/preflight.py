@@ -6,11 +6,13 @@ ranks check again what they read.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Callable, Iterator
 
 from compiler.plan import ColumnSpec, DataSpec, ExprRow, Plan
 from compiler.sources import resolve_model
+from compiler.transitions import engine_of
 from compiler.wellformed import shape_of
 from rlhf_dsl.diagnostics import Diagnostic, DiagnosticError, fault
 from runtime.data import Stream, Table
@@ -23,9 +25,11 @@ READS_TEXT = ("score",)  # operations that take a response in another tokenizer'
 
 
 def check(plan: Plan) -> None:
-    """Raises DiagnosticError (exit code 2): R0112 for a plan that does nothing, else a fault of each source and model."""
+    """Raises DiagnosticError (exit code 2): R0112 for a plan that does nothing, R0139 for an engine that is not there, else
+    a fault of each source and model."""
     if not (plan.run.steps or plan.run.epochs or plan.evals):
         raise fault("R0112", place=plan.program.path)
+    _check_engines(plan)
     folders = {name: resolve_model(spec.source, plan.program.folder) for name, spec in plan.models.items()}
     streams: dict[str, Stream] = {}
     tokenizers: dict[Path, Tokenizer] = {}
@@ -41,6 +45,15 @@ def check(plan: Plan) -> None:
             _collect(found, task)
     if found:
         raise DiagnosticError(dict.fromkeys(found))
+
+
+def _check_engines(plan: Plan) -> None:
+    wanting = [name for name in plan.layouts if engine_of(plan.layouts, name) == "vllm"]
+    if wanting and importlib.util.find_spec("vllm") is None:
+        asking = plan.constraints.get(wanting[0], ())
+        line = next((line for line in asking if "engine" in plan.line_text(line)), 0)
+        span, where = place_of(plan, line)
+        raise fault("R0139", span, **where, target=wanting[0])
 
 
 def _collect(found: list[Diagnostic], task: Callable[[], object]) -> None:

@@ -58,9 +58,9 @@ def test_json_has_the_keys_that_scripts_read(plan):
     found = json.loads(json.dumps(explain_json(plan, CLUSTER, SEARCHED)))
     assert found["estimate"]["iteration_s"] > 0
     assert found["groups"] == [{"models": ["actor", "ref", "critic", "reward"], "devices": 4, "first": 0, "pool": ""}]
-    assert found["models"]["actor"]["train"] == {"tp": 2, "pp": 2, "dp": 1}
-    assert found["models"]["actor"]["generate"] == {"tp": 1, "pp": 1, "dp": 4}
-    assert found["models"]["critic"]["forward"] == {"tp": 1, "pp": 2, "dp": 2}
+    assert found["models"]["actor"]["train"] == {"tp": 2, "pp": 2, "dp": 1, "engine": "megatron"}
+    assert found["models"]["actor"]["generate"] == {"tp": 1, "pp": 1, "dp": 4, "engine": "torch"}
+    assert found["models"]["critic"]["forward"] == {"tp": 1, "pp": 2, "dp": 2, "engine": "megatron"}
     assert all(found["models"][m]["memory_bytes"] > 0 for m in plan.models)
     assert {"value", "model", "ranks", "estimate_s"} <= set(found["steps"][0])
     assert {"considered", "feasible", "seconds"} == set(found["search"]) and found["alternatives"] == []

@@ -14,7 +14,7 @@ from compiler.shapes import ModelShape
 from rlhf_dsl.cli import main
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import loads
-from runtime import launch
+from runtime import launch, preflight
 from runtime.failures import report_of, report_of_failure
 from runtime.feeds.executor import FeedModels
 from runtime.launch import Ended
@@ -137,6 +137,17 @@ def test_what_is_not_executed_yet_is_refused():
     checked = loads("rollout:\n    metric m = 1\nrun:\n    steps = 1\n    lag = 1\n")
     with pytest.raises(DiagnosticError, match="P0111.*`lag = 1`"):
         compile_program(checked, CLUSTER, 1)
+
+
+def test_an_engine_that_is_not_installed(tmp_path, monkeypatch):
+    rollout = "rollout:\n    y[b, g, t] = actor.generate(prompts)\n    metric m = mean(length[t](y))\n"
+    plan = compiled(tmp_path, GROUPS + rollout + "run:\n    steps = 1\nplan:\n    actor.generate: engine(vllm)\n")
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DiagnosticError, match="R0139.*vLLM, which is not installed") as caught:
+        preflight.check(plan)
+    (found,) = caught.value.diagnostics
+    assert caught.value.exit_code == 2 and "`make vllm`" in found.help
+    assert found.source.text[found.span.start:found.span.end] == "actor.generate: engine(vllm)"
 
 
 # ---- ranks

@@ -108,7 +108,7 @@ LAYOUTS = [
     (LayoutSpec(4, tp=3), "is not its number of ranks"), (LayoutSpec(8, dp=8), "outside the world"),
     (LayoutSpec(4, tp=4, dp=0), "number of ranks"), (LayoutSpec(2, dp=2, first=3), "outside the world"),
     (LayoutSpec(4, pp=2, dp=2, within="critic.train"), "does not lie within"),
-    (LayoutSpec(4, dp=4, within="actor.generate"), "does not lie within"),
+    (LayoutSpec(4, dp=4, within="actor.generate"), "does not lie within"), (LayoutSpec(4, dp=4, engine="vllm"), "no engine `vllm`"),
 ]
 
 

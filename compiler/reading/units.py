@@ -46,5 +46,6 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def degrees_text(spec) -> str:
-    """Of anything with tp, pp and dp."""
-    return f"tp{spec.tp} pp{spec.pp} dp{spec.dp}"
+    """Of anything with tp, pp and dp; an engine that is not the usual one follows."""
+    engine = getattr(spec, "engine", "")
+    return f"tp{spec.tp} pp{spec.pp} dp{spec.dp}" + (f" {engine}" if engine else "")

@@ -73,7 +73,7 @@ def _layout(stage: Stage, choice: Choice, groups: Sequence[GroupSpec], stages: S
         return LayoutSpec(group.ranks, *choice.layout, group.first)
     within = next(s.target for s in stages if s.model == stage.model and s.stage in (TRAIN, FORWARD))
     tp = choice.generate.tp if choice.generate else choice.layout.tp  # no choice: it samples in evaluations alone
-    return LayoutSpec(group.ranks, tp, 1, group.ranks // tp, group.first, within)
+    return LayoutSpec(group.ranks, tp, 1, group.ranks // tp, group.first, within, stage.engine)
 
 
 def _batching(stage: Stage, choice: Choice) -> Batching:

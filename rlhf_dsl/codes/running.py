@@ -44,6 +44,16 @@ CODES: tuple[Code, ...] = (
         "the weights belong to another config; fetch or write the folder again", status=2,
     ),
     Code(
+        "R0138", "vLLM does not generate with `{folder}`: {reason}",
+        "vLLM refused the model or its settings: it may not have its family, the width of its heads, or memory for its context.",
+        "generate with the project's own sampler: leave out `engine(vllm)`", status=2,
+    ),
+    Code(
+        "R0139", "`{target}: engine(vllm)` needs vLLM, which is not installed",
+        "vLLM brings many packages, so it is installed when it is asked for.",
+        "install it with `make vllm`, or leave out `engine(vllm)`", status=2,
+    ),
+    Code(
         "R0110", "there is no `mpiexec`",
         "Ranks are started by Open MPI, which the package installs as a wheel beside Python.",
         "install the package with its dependencies, or put an Open MPI `mpiexec` on the PATH", status=2,

@@ -16,10 +16,9 @@ from torch import Tensor
 from compiler.layout import ModelLayout
 from compiler.shapes import ModelShape
 from compiler.weights import local_tensors
-from rlhf_dsl.diagnostics import fault
 from runtime.draws import Draws
 from runtime.engines.sampler_model import Cache, SamplerModel
-from runtime.engines.sampling import SamplingOptions, choose
+from runtime.engines.sampling import SamplingOptions, check_prompts, choose, completes_stop
 from runtime.sequences import Sequences
 
 _PREFILL_TOKENS = 8192  # tokens, filling included, in one pass over prompts
@@ -65,7 +64,7 @@ class SamplerEngine:
         """
         tokens = [np.asarray(p, dtype=np.int64) for p in prompts]
         rows = np.asarray(rows, dtype=np.int64)
-        _check_prompts(tokens, rows, self.shape.max_positions)
+        check_prompts(tokens, rows, self.shape.max_positions)
         places = np.broadcast_to(np.asarray(first_sample, dtype=np.int64), rows.shape)[:, None] + np.arange(samples)
         draws = Draws(seed, name, iteration, np.repeat(rows, samples), places.reshape(-1))
         batch = _Batch(self._model, tokens, samples, draws, options, decode, self.cache_bytes)
@@ -168,12 +167,7 @@ class _Batch:
 
     def _completes(self, sample: int) -> bool:
         count = int(self.counts[sample])
-        if count < self.options.min_tokens:
-            return False
-        # A token is at least a byte of text, so this many hold a stop text that ends in the last of them.
-        tail = self.tokens[sample, :count][-max(len(s.encode()) for s in self.options.stop_strings) - 4:].tolist()
-        before, after = self.decode(tail[:-1]), self.decode(tail)
-        return any(after.count(s) > before.count(s) for s in self.options.stop_strings)
+        return count >= self.options.min_tokens and completes_stop(self.tokens[sample, :count], self.options, self.decode)
 
     def _retire(self, done: np.ndarray) -> None:
         """Frees the slots that are done: the last slots move into the gaps, so the active ones stay together."""
@@ -202,11 +196,3 @@ def _runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each run of equal values once, and the lengths of the runs."""
     starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     return values[starts], np.diff(np.append(starts, len(values)))
-
-
-def _check_prompts(prompts: list[np.ndarray], rows: np.ndarray, context: int) -> None:
-    for prompt, row in zip(prompts, rows.tolist()):
-        if not len(prompt):
-            raise fault("R0314", row=row)
-        if len(prompt) > context - 1:
-            raise fault("R0313", row=row, tokens=len(prompt), context=context)

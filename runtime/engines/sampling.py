@@ -7,9 +7,13 @@ numbers give equal tokens, whatever the batch. All of it is computed in f64.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rlhf_dsl.diagnostics import fault
 
 _CHUNK = 1 << 23  # elements of f64 that one pass over the vocabulary works on
 
@@ -32,6 +36,23 @@ class SamplingOptions:
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     min_tokens: int = 0
+
+
+def check_prompts(prompts: Sequence[np.ndarray], rows: np.ndarray, context: int) -> None:
+    """Raises R0313 for a prompt that leaves a context of so many tokens no room, R0314 for one without tokens."""
+    for prompt, row in zip(prompts, rows.tolist()):
+        if not len(prompt):
+            raise fault("R0314", row=row)
+        if len(prompt) > context - 1:
+            raise fault("R0313", row=row, tokens=len(prompt), context=context)
+
+
+def completes_stop(tokens: np.ndarray, options: SamplingOptions, decode: Callable[[list[int]], str]) -> bool:
+    """Whether the last token of a response completes a text of `options.stop_strings`, of which there is one."""
+    # A token is at least a byte of text, so this many hold a stop text that ends in the last of them.
+    tail = tokens[-max(len(s.encode()) for s in options.stop_strings) - 4:].tolist()
+    before, after = decode(tail[:-1]), decode(tail)
+    return any(after.count(s) > before.count(s) for s in options.stop_strings)
 
 
 def choose(logits: Tensor, u: Tensor, options: SamplingOptions, may_end: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,8 @@ class Models:
     def _make(self, layout: str) -> Any:
         model = layout.split(".")[0]
         if layout.endswith(GENERATE):
-            return self._sampler(model, layout)
+            makers = {"torch": self._sampler, "vllm": self._vllm}
+            return makers[transitions.engine_of(self.plan.layouts, layout)](model, layout)
         from runtime.engines.megatron import MegatronEngine
 
         spec = self.plan.models[model]
@@ -88,6 +89,13 @@ class Models:
         place = self.layouts[layout]
         groups = self.mesh.groups(place)
         return SamplerEngine(self.shapes[model], place, self.job.rank, groups.tp if place.tp > 1 else None)
+
+    def _vllm(self, model: str, layout: str) -> Any:
+        from runtime.engines.vllm import VLLMEngine
+
+        place = self.layouts[layout]
+        return VLLMEngine(self.shapes[model], self.folders[model], place, self.job.rank, self.mesh.groups(place).tp,
+                          f"{self.job.name}-{layout}")
 
     # ---- weights
 

@@ -54,7 +54,7 @@ def _elements(weights: WeightLayout, rank: int, whole: dict[str, np.ndarray]) ->
 @settings(max_examples=80, deadline=None)
 def test_any_layout_to_any_other(data):
     shape, role = data.draw(shapes()), data.draw(st.sampled_from(["policy", "value"]))
-    engines = [data.draw(st.sampled_from(["megatron", "torch", "disk"])) for _ in range(2)]
+    engines = [data.draw(st.sampled_from(["megatron", "torch", "vllm", "disk"])) for _ in range(2)]
     src, dst = (WeightLayout(shape, role, data.draw(model_layouts(shape, engine)), engine) for engine in engines)
     transfer = redistribute(src, dst, itemsize=2)
     _carry_out(transfer)
@@ -153,7 +153,7 @@ def test_a_large_model_plans_quickly():
 def test_what_is_told_by_shards_is_what_all_moves_add_up_to(data):
     """Numbers that replicas share, and moves found from either end, against the list of all moves."""
     shape = data.draw(shapes())
-    engines = [data.draw(st.sampled_from(["megatron", "torch", "disk"])) for _ in range(2)]
+    engines = [data.draw(st.sampled_from(["megatron", "torch", "vllm", "disk"])) for _ in range(2)]
     src, dst = (WeightLayout(shape, "policy", data.draw(model_layouts(shape, engine)), engine) for engine in engines)
     transfer = redistribute(src, dst, itemsize=1)
     for rank in transfer.ranks:
