@@ -46,10 +46,11 @@ def options(machine: Machine, workload: Workload, model: PlacedModel, devices: i
     if asked.devices not in (0, devices):
         return ()
     found: list[Option] = []
+    sampled = samplings(machine, workload, model, devices)
     for degrees in [layout] if layout else train_degrees(machine, sizes, devices):
         if not _as_asked(degrees, (asked.tp, asked.pp, asked.dp)):
             continue
-        found.extend(_Ways(machine, workload, model, sizes, degrees, near).options())
+        found.extend(_Ways(machine, workload, model, sizes, degrees, near, sampled).options())
     return tuple(thinned_with_memory(found, machine.usable, near))
 
 
@@ -59,12 +60,43 @@ def _as_asked(degrees: Degrees, asked: tuple[int, int, int]) -> bool:
 
 def symmetric_options(machine: Machine, workload: Workload, model: PlacedModel, degrees: Degrees) -> tuple[Option, ...]:
     """The options of `model` with one layout for all of its calls, generation among them, and nothing offloaded."""
-    ways = _Ways(machine, workload, model, sizes_of(model.shape, model.role), degrees, EXACT, symmetric=True)
+    sampled = samplings(machine, workload, model, degrees.devices, (degrees,))
+    ways = _Ways(machine, workload, model, sizes_of(model.shape, model.role), degrees, EXACT, sampled)
     return tuple(option for option in ways.options() if not option.choice.offload)
 
 
+class Sampling(NamedTuple):
+    """A way to generate, wherever the weights come from. times: seconds by stage; cache: bytes on a device"""
+
+    degrees: Degrees
+    sequences: int
+    times: tuple[float, ...]
+    cache: float
+
+
+def samplings(machine: Machine, workload: Workload, model: PlacedModel, devices: int,
+              layouts: Sequence[Degrees] = ()) -> tuple[Sampling, ...]:
+    """The ways of a model to generate on `devices` devices; () if it does not. layouts: the only ones to consider"""
+    calls = [(i, c) for i, c in workload.calls(model.name) if c.kind == GENERATE]
+    if not calls:
+        return ()
+    sizes, asked = sizes_of(model.shape, model.role), model.asked
+    every = layouts or [Degrees(tp, 1, devices // tp) for tp in tensor_degrees(machine, sizes, devices)]
+    found = []
+    for degrees in (d for d in every if layouts or _as_asked(d, (asked.generate_tp, 0, asked.generate_dp))):
+        rows = max(math.ceil(c.rows / degrees.dp) for _, c in calls)
+        for sequences in _waves(rows):
+            times = [0.0] * len(workload.stages)
+            for i, call in calls:
+                times[i] += generation.generate_time(machine, sizes, degrees, call, sequences).total
+                times[i] += call_time(machine, call, devices)
+            cache = max(generation.cache_bytes(machine, sizes, degrees, call, sequences) for _, call in calls)
+            found.append(Sampling(degrees, sequences, tuple(times), cache))
+    return tuple(found)
+
+
 class _Ways(NamedTuple):
-    """The options of one model in one layout. symmetric: generation has that layout, too."""
+    """The options of one model in one layout. sampled: how it can generate"""
 
     machine: Machine
     workload: Workload
@@ -72,7 +104,7 @@ class _Ways(NamedTuple):
     sizes: Sizes
     degrees: Degrees
     near: Near
-    symmetric: bool = False
+    sampled: tuple[Sampling, ...] = ()
 
     def options(self) -> Iterator[Option]:
         calls = self.workload.calls(self.model.name)
@@ -168,29 +200,22 @@ class _Ways(NamedTuple):
     def _generates(self, calls: Sequence[tuple[int, Call]]) -> tuple[Option, ...]:
         if not calls:
             return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
+        moved = {degrees: self._transition(degrees) for degrees in dict.fromkeys(s.degrees for s in self.sampled)}
         found = []
-        for degrees in self._generation_degrees():
-            rows = max(math.ceil(c.rows / degrees.dp) for _, c in calls)
-            found.extend(self._generate(calls, degrees, sequences) for sequences in _waves(rows))
-        return self._worth(o for o in found if self._weights + o.work <= self.machine.usable)
+        for one in self.sampled:
+            seconds, weights = moved[one.degrees]
+            work = one.cache + weights
+            if self._weights + work <= self.machine.usable:
+                times = list(one.times)
+                for i, _ in calls:
+                    times[i] += seconds
+                found.append(Option(tuple(times), 0.0, work, Choice(self.degrees, None, one.degrees, one.sequences)))
+        return self._worth(found)
 
-    def _generation_degrees(self) -> tuple[Degrees, ...]:
-        if self.symmetric:
-            return (self.degrees,)
-        devices, asked = self.degrees.devices, self.model.asked
-        every = (Degrees(tp, 1, devices // tp) for tp in tensor_degrees(self.machine, self.sizes, devices))
-        return tuple(d for d in every if _as_asked(d, (asked.generate_tp, 0, asked.generate_dp)))
-
-    def _generate(self, calls: Sequence[tuple[int, Call]], degrees: Degrees, sequences: int) -> Option:
-        machine, sizes = self.machine, self.sizes
-        times, cache = list(self._none), 0.0
-        for i, call in calls:
-            times[i] += generation.generate_time(machine, sizes, degrees, call, sequences).total
-            times[i] += generation.transition_time(machine, sizes, self.degrees, degrees)
-            times[i] += call_time(machine, call, self.degrees.devices)
-            cache = max(cache, generation.cache_bytes(machine, sizes, degrees, call, sequences))
-        work = cache + generation.generation_weight_bytes(machine, sizes, self.degrees, degrees)
-        return Option(tuple(times), 0.0, work, Choice(self.degrees, None, degrees, sequences))
+    def _transition(self, generate: Degrees) -> tuple[float, float]:
+        """(seconds of the weights' way, bytes that they need beside those of training)."""
+        return (generation.transition_time(self.machine, self.sizes, self.degrees, generate),
+                generation.generation_weight_bytes(self.machine, self.sizes, self.degrees, generate))
 
 
 def _pairs(trains: Sequence[Option], generates: Sequence[Option]) -> Iterator[tuple[Option, Option]]:

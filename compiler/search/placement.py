@@ -6,8 +6,10 @@ ends with its slowest set, and an iteration is the sum of its stages. Branch and
 
 from __future__ import annotations
 
+import gc
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Callable, Iterator, NamedTuple, Optional, Sequence
 
@@ -89,11 +91,24 @@ def search(workload: Workload, machines: Sequence[Machine], objective: str = TIM
     """
     began = time.perf_counter()
     run = _Search(workload, tuple(machines), objective, keep, fronts or Fronts(workload, machines))
-    run.all(progress or (lambda done, total, best: None))
+    with _uncollected():
+        run.all(progress or (lambda done, total, best: None))
     if not run.best:
         return None
     first, *others = (run.found(solution) for solution in run.best)
     return Found(first.groups, first.stages, tuple(others), run.considered, run.seen, time.perf_counter() - began)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A search makes a great many tuples and no cycles, which a collector would look for again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class _Solution(NamedTuple):
