@@ -60,7 +60,7 @@ def local_cluster() -> Cluster:
     `rlflowc profile` measures them."""
     cores = physical_cores()
     engine = Engine(layer=4e-4, collective=2e-4, call=5e-3, step=1e-3, ahead=False)
-    machine = Machine("local", 1, cores, flops=5e10, memory=_memory() / cores, memory_bandwidth=1e10, intra=1e9,
+    machine = Machine("local", 1, cores, flops=5e10, memory=memory() / cores, memory_bandwidth=1e10, intra=1e9,
                       node=1e9, host=1e10, intra_latency=1e-4, inter_latency=1e-4, engine=engine, storage=SINGLE)
     return Cluster("local", (machine,))
 
@@ -86,5 +86,6 @@ def _siblings(cpu: int) -> str:
         return str(cpu)
 
 
-def _memory() -> float:
+def memory() -> float:
+    """Bytes of this machine."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

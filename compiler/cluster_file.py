@@ -12,6 +12,7 @@
 
     [reached]                     # optional: shares of the peaks, see `compiler.machine.Reached`
     [engine]                      # optional: what the host adds, see `compiler.machine.Engine`
+    [storage]                     # optional: bytes that the software keeps, see `compiler.machine.Storage`
 
 A cluster of unlike nodes has no `nodes` but several tables `[[pool]]`, each with `nodes` and all the rest.
 """
@@ -25,15 +26,16 @@ from typing import Any, Mapping
 
 from compiler.catalog import DEVICES
 from compiler.cluster import Cluster
-from compiler.machine import Engine, Machine, Reached
+from compiler.machine import Engine, Machine, Reached, Storage
 from rlhf_dsl.diagnostics import did_you_mean, fault
 
-_POOL = ("nodes", "devices_per_node", "name", "device", "links", "reached", "engine")
+_POOL = ("nodes", "devices_per_node", "name", "device", "links", "reached", "engine", "storage")
 _DEVICE = {"tflops": 1e12, "memory_gb": 1e9, "memory_gb_per_s": 1e9, "host_gb_per_s": 1e9}
 _LINKS = {"intra_gb_per_s": 1e9, "inter_gb_per_s": 1e9, "latency_us": 1e-6, "node_gb_per_s": 1e9,
           "inter_latency_us": 1e-6}
 _REACHED = {field.name: 1.0 for field in dataclasses.fields(Reached)}
-_ENGINE = {"layer_us": 1e-6, "collective_us": 1e-6, "call_ms": 1e-3}
+_ENGINE = {"layer_us": 1e-6, "collective_us": 1e-6, "call_ms": 1e-3, "step_us": 1e-6}
+_STORAGE = {field.name: type(field.default) for field in dataclasses.fields(Storage)}
 _OPTIONAL = {"host_gb_per_s", "node_gb_per_s", "inter_latency_us", *_REACHED, *_ENGINE}
 HOST_BANDWIDTH = 25e9  # PCIe 4.0 x16, where the file does not say
 
@@ -62,7 +64,7 @@ def _machine(path: Path, table: Mapping[str, Any], name: str) -> Machine:
     device = _device(path, table.get("device", {}))
     links = _numbers(path, table.get("links", {}), _LINKS, "links")
     reached = _numbers(path, table.get("reached", {}), _REACHED, "reached")
-    engine = _numbers(path, table.get("engine", {}), _ENGINE, "engine")
+    storage = _options(path, table.get("storage", {}), _STORAGE, "storage")
     for share, value in reached.items():
         if value > 1:
             raise _unreadable(path, f"`reached.{share}` is a share of a peak, at most 1")
@@ -70,8 +72,16 @@ def _machine(path: Path, table: Mapping[str, Any], name: str) -> Machine:
         name, nodes, each, device["tflops"], device["memory_gb"], device["memory_gb_per_s"], links["intra_gb_per_s"],
         links.get("node_gb_per_s", links["inter_gb_per_s"] * each), device.get("host_gb_per_s", HOST_BANDWIDTH),
         links["latency_us"], links.get("inter_latency_us", links["latency_us"]),
-        Reached(**reached), Engine(**{key.rsplit("_", 1)[0]: value for key, value in engine.items()}),
+        Reached(**reached), _engine(path, table.get("engine", {})), Storage(**storage),
     )
+
+
+def _engine(path: Path, table: Any) -> Engine:
+    apart = {key: value for key, value in table.items() if key == "ahead"} if isinstance(table, dict) else {}
+    rest = {key: value for key, value in table.items() if key != "ahead"} if apart else table
+    seconds = _numbers(path, rest, _ENGINE, "engine")
+    ahead = _options(path, apart, {"ahead": bool}, "engine")
+    return Engine(**{key.rsplit("_", 1)[0]: value for key, value in seconds.items()}, **ahead)
 
 
 def _device(path: Path, given: Any) -> dict[str, float]:
@@ -103,6 +113,18 @@ def _numbers(path: Path, table: Any, units: Mapping[str, float], section: str) -
             raise _unreadable(path, f"`{section}.{key}` must be a positive number")
         found[key] = value * unit
     return found
+
+
+def _options(path: Path, table: Any, kinds: Mapping[str, type], section: str) -> dict[str, Any]:
+    """Positive whole numbers, and booleans, all optional."""
+    if not isinstance(table, dict):
+        raise _unreadable(path, f"`{section}` must be a table")
+    _check_keys(path, table, kinds, f"{section}.")
+    for key, value in table.items():
+        if type(value) is not kinds[key] or value is not True and value is not False and value < 1:
+            what = "true or false" if kinds[key] is bool else "a positive whole number"
+            raise _unreadable(path, f"`{section}.{key}` must be {what}")
+    return dict(table)
 
 
 def _check_keys(path: Path, table: Mapping[str, Any], known, prefix: str) -> None:

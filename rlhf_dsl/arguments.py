@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import Callable, NoReturn
 
@@ -59,6 +60,10 @@ _EXAMPLES = {
     "eval": """examples:
   rlflowc eval grpo.rlflow --feed case.json --dp 2 --json
   rlflowc eval grpo.rlflow --feed case.json --check-grad""",
+    "profile": """examples:
+  rlflowc profile -o here.toml
+  rlflowc explain ppo.rlflow --ranks 2 --cluster here.toml
+  rlflowc profile --model catalog:qwen2.5-0.5b --ranks 2 -o here.toml""",
     "ops": """examples:
   rlflowc ops                                  everything that a program may use
   rlflowc ops togo""",
@@ -238,6 +243,24 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def _profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="MODEL", default="builtin:tiny",
+                        help="whose layers to time: a folder with a config.json, builtin:NAME or catalog:NAME")
+    parser.add_argument("--ranks", metavar="N", type=_count, help="ranks that measure together; a core each, four at most, unless given")
+    parser.add_argument("--seconds", metavar="S", type=_seconds, default=1.0, help="about how long one measurement takes; 1 unless given")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write the cluster file; standard output unless given")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1000:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds above 0 and below 1000")
+    return value
+
+
 def _ops(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="one operation")
     _json(parser)
@@ -258,6 +281,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "run": ("run a program or a plan", _run),
     "resume": ("go on with a run from its last checkpoint", _resume),
     "eval": ("evaluate a program's equations on given numbers, without any model", _eval),
+    "profile": ("measure this machine, and write it as a cluster file", _profile),
     "ops": ("list the operations that programs may use", _ops),
     "help": ("explain a diagnostic", _help),
 }

@@ -29,6 +29,7 @@ _COMMANDS = {
     "run": "runtime.commands:run_command",
     "resume": "runtime.resume:resume_command",
     "eval": "runtime.feeds.command:eval_command",
+    "profile": "runtime.profile.command:profile_command",
 }
 
 

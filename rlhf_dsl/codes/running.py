@@ -152,4 +152,9 @@ CODES: tuple[Code, ...] = (
         "`rlflowc resume` takes the folder of a run that has saved: by `save` in `run:`, by Ctrl-C, or by SIGTERM or SIGUSR1.",
         "give a folder such as `runs/ppo-20260101-120000`", status=2,
     ),
+    Code(
+        "R0167", "this machine cannot be measured: {reason}",
+        "`rlflowc profile` starts ranks that time products, memory, links and layers of a model; one of them has failed.",
+        "measure the layers of a smaller model (`--model`), or with fewer ranks (`--ranks`)",
+    ),
 )

@@ -1,0 +1,1 @@
+"""Measures this machine's constants for the cost model."""
