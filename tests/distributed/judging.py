@@ -79,13 +79,18 @@ def shipped_programs(folder: Path) -> Path:
 
 def launch(ranks: int, folder: Path) -> None:
     """Runs all plans in `folder` that are for this number of ranks: see `matrix.py`."""
-    python = [sys.executable, "-P", "-W", "ignore", "-m", "mpi4py", "-m", "matrix", str(folder)]
-    scratch = folder / f"scratch-{ranks}"
+    on_ranks(ranks, "matrix", folder, folder / f"scratch-{ranks}")
+
+
+def on_ranks(ranks: int, module: str, argument: Path, scratch: Path) -> str:
+    """Runs a module of this folder under mpiexec to its end; what it printed. scratch: a folder to make, for MPI."""
+    python = [sys.executable, "-P", "-W", "ignore", "-m", "mpi4py", "-m", module, str(argument)]
     scratch.mkdir()
     environment = {**rank_environment(ranks, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
     command = [mpiexec(), "-n", str(ranks), *python]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
 
 
 def result(folder: Path, name: str) -> dict:

@@ -1,6 +1,6 @@
 """Run under mpiexec with a folder of plans as argument: runs each plan that is for as many ranks, one after the other.
 
-Of NAME.plan.json rank 0 writes NAME.result.json:
+NAME may say which fault of `planted.py` to plant. Of NAME.plan.json rank 0 writes NAME.result.json:
     metrics     by iteration, as the run reports them
     responses   by name, for each time it was generated: [[coordinates, tokens], ..]
     checks      of the weights of the actor after the run, see `Resharding`
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from mpi4py import MPI
+from planted import planted
 from torch import Tensor
 
 from compiler.layout import generation_layout
@@ -179,7 +180,8 @@ def main() -> None:
         if comm.rank == 0:
             scratch.create()
         comm.Barrier()
-        result, weights = run_plan(plan, job, scratch)
+        with planted(name.partition(" planted ")[2]):
+            result, weights = run_plan(plan, job, scratch)
         if comm.rank == 0:
             (folder / f"{name}.result.json").write_text(json.dumps(asdict(result)))
             torch.save(weights, folder / f"{name}.pt")

@@ -13,6 +13,7 @@ import torch
 from compiler.compile import compile_program
 from rlhf_dsl.typed import Checked
 from tests.distributed.judging import HEADER, Run, Subject, Verdict, judge, launch, result, shipped_programs
+from tests.distributed.planted import PLANTED
 from tests.oracle import Oracle
 
 SMALL = {"e": "3", "run.steps": "2"}
@@ -32,7 +33,7 @@ PLACEMENTS = {
     "actor alone": (((("actor",), 2), (REST, 2)), ((("actor",), 3), (REST, 1)), ((("actor",), 1), (REST, 3))),
 }
 EACH_ALONE = {
-    "ppo": ((1, 1, 1, 1), (2, 1, 2, 3)), "grpo": ((2, 2), (3, 1), (1, 2), (4, 4)), "remax": ((2, 1, 1), (1, 1, 1)),
+    "ppo": ((1, 1, 1, 1), (2, 1, 2, 3)), "grpo": ((2, 2), (3, 1), (1, 2), (4, 4), (1, 3), (2, 1)), "remax": ((2, 1, 1), (1, 1, 1)),
     "safe_rlhf": ((1, 1, 1, 1, 1, 1), (3, 1, 1, 1, 1, 1)),
 }
 LARGE = ((REST, 8),), ((("actor", "ref"), 4), (REST, 4))
@@ -82,8 +83,8 @@ class Case:
 def cases() -> Iterator[Case]:
     for subject in SUBJECTS:
         for placement, choices in PLACEMENTS.items():
-            if subject == "grpo" and placement == "pairs":
-                continue  # its models are actor and ref
+            if subject == "grpo" and placement != "together":
+                continue  # its models are actor and ref: each is alone
             for turn, sets in enumerate(choices):
                 yield Case(subject, placement, sets, turn)
         for turn, sizes in enumerate(EACH_ALONE[subject]):
@@ -96,6 +97,7 @@ def cases() -> Iterator[Case]:
 
 
 CASES = list(cases())
+FAULTY = next(case for case in CASES if case.name == "ppo pairs 2+2 turn0")  # the critic has two data shards
 REFERENCES = {name: Case(name, "one rank", ((REST, 1),), 0) for name in SUBJECTS}
 
 
@@ -112,9 +114,12 @@ def results(programs, tmp_path_factory) -> dict[str, dict]:
         subject = SUBJECTS[case.subject]
         plan = compile_program(subject.checked(case.plan(subject.checked("", programs)), programs), ranks=case.ranks)
         (folder / f"{case.name}.plan.json").write_text(plan.to_json())
+        for fault in PLANTED if case is FAULTY else ():
+            (folder / f"{case.name} planted {fault}.plan.json").write_text(plan.to_json())
     for ranks in sorted({case.ranks for case in everything}):
         launch(ranks, folder)
-    return {case.name: result(folder, case.name) for case in everything}
+    names = [*(case.name for case in everything), *(f"{FAULTY.name} planted {fault}" for fault in PLANTED)]
+    return {name: result(folder, name) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +135,13 @@ def verdicts(results, programs) -> dict[str, Verdict]:
     return found
 
 
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_seen(results, programs, fault):
+    reference, checked = Run.of_result(results[REFERENCES["ppo"].name]), SUBJECTS["ppo"].checked("", programs)
+    with pytest.raises(AssertionError):
+        judge(Run.of_result(results[f"{FAULTY.name} planted {fault}"]), reference, checked).check()
+
+
 @pytest.mark.parametrize("name", [*SUBJECTS, *(case.name for case in CASES)])
 def test_equals_one_rank(verdicts, name):
     verdicts[name].check()
@@ -141,7 +153,7 @@ def test_few_rows_part(verdicts):
 
 def test_table(verdicts, results, capsys):
     """Prints the largest deviations."""
-    seconds = {name: f"{found['seconds']:6.1f} s" for name, found in results.items()}
+    seconds = {name: f"{found['seconds']:6.1f} s" for name, found in results.items() if "planted" not in name}
     with capsys.disabled():
         print("", HEADER, *(f"{n:<52} {v} {seconds.get(n, '  oracle')}" for n, v in verdicts.items()), sep="\n")
     assert len(verdicts) == len(SUBJECTS) + len(CASES)

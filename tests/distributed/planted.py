@@ -1,0 +1,58 @@
+"""Faults of a runtime that runs through all the same: the tests that compare runs must see each of them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Iterator
+from unittest import mock
+
+from runtime.engines import megatron
+from runtime.executor import model_calls, update
+from runtime.executor.models import Models
+
+
+def _weights_stay(original: Callable) -> Callable:
+    """The sampler keeps the weights that it began with."""
+    def reshard(self: Models, src: str, dst: str) -> None:
+        if dst not in self._placed:
+            original(self, src, dst)
+
+    return reshard
+
+
+def _rows_shift(original: Callable) -> Callable:
+    """Results stand one place beside their rows."""
+    return lambda *arguments: original(*arguments).roll(1)
+
+
+def _norm_of_this_rank(original: Callable) -> Callable:
+    """Ranks do not agree on the norm of a gradient."""
+    def agree(executor: Any, norms: dict, sums: dict) -> None:
+        for step, norm in norms.items():
+            sums.setdefault(f"{step.model}/grad_norm", []).append(norm)
+
+    return agree
+
+
+def _gradients_stay(original: Callable) -> Callable:
+    """Data shards do not sum their gradients."""
+    return lambda *arguments, **more: None
+
+
+PLANTED = {
+    "weights stay": (Models, "reshard", _weights_stay),
+    "rows shift": (model_calls, "_place", _rows_shift),
+    "norm of this rank": (update, "_agree", _norm_of_this_rank),
+    "gradients stay": (megatron, "finalize_model_grads", _gradients_stay),
+}
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The fault `name` in this process; none for ""."""
+    if not name:
+        yield
+        return
+    place, attribute, make = PLANTED[name]
+    with mock.patch.object(place, attribute, make(getattr(place, attribute))):
+        yield
