@@ -10,7 +10,8 @@ from compiler.shapes import shape_from_config
 from compiler.weights import pieces
 from rlhf_dsl.diagnostics import DiagnosticError
 from runtime import draws
-from runtime.engines.sampler import SamplerEngine
+from runtime.engines.sampler import SamplerEngine, _Batch
+from runtime.engines.sampler_cache import Cache
 from runtime.engines.sampling import SamplingOptions, choose, invert, keep_top_k, keep_top_p
 from runtime.sequences import Sequences, ragged_index
 
@@ -162,6 +163,50 @@ def test_batch_and_order_do_not_matter(llama):
     assert torch.equal(rest.tokens, whole.select(torch.tensor([10, 11, 1, 2])).tokens)
 
 
+def test_rows_that_give_way_lose_no_token(llama, monkeypatch):
+    """The cache lengthens by few tokens at a time, and its memory is that of three whole rows."""
+    _, engine = llama
+    options = SamplingOptions(max_tokens=24, top_p=0.95)
+    whole = engine.generate(PROMPTS, 4, ROWS, "y", 0, 5, options)
+    monkeypatch.setattr("runtime.engines.sampler_cache.BLOCK", 2)
+    sizes, gave_way = [], []
+    plain_resize, plain_lengthen = Cache.resize, _Batch._lengthen
+
+    def lengthen(batch):
+        before = len(batch.active)
+        plain_lengthen(batch)
+        gave_way.append(before - len(batch.active))
+
+    monkeypatch.setattr(Cache, "resize", lambda c, *size: sizes.append(size) or plain_resize(c, *size))
+    monkeypatch.setattr(_Batch, "_lengthen", lengthen)
+    monkeypatch.setattr(engine, "cache_bytes", 3 * (engine._model.row_bytes(30) + 4 * 61))
+    other = engine.generate(PROMPTS, 4, ROWS, "y", 0, 5, options)
+    assert torch.equal(whole.tokens, other.tokens) and torch.equal(whole.truncated, other.truncated)
+    assert torch.allclose(whole.logprobs, other.logprobs, atol=1e-5)
+    assert sum(gave_way) > 3 and max(s for s, _ in sizes) > 4  # short rows were more than whole ones would have been
+    assert all(s * (engine._model.row_bytes(c) + 4 * 61) <= engine.cache_bytes for s, c in sizes)
+
+
+def test_sharing_a_prompt_and_the_order_of_rows_do_not_matter(llama):
+    """Whole groups, sample by sample, and rows shuffled: the same tokens, at the log-probabilities of a full forward."""
+    model, engine = llama
+    options = SamplingOptions(max_tokens=10, stop_ids=(2, 11), temperature=0.7)
+    shared = engine.generate(PROMPTS, 3, ROWS, "y", 1, 5, options)
+    apart = [engine.generate(PROMPTS, 1, ROWS, "y", 1, 5, options, first_sample=s) for s in range(3)]
+    for s, alone in enumerate(apart):
+        own = shared.select(torch.arange(5) * 3 + s)
+        assert torch.equal(own.tokens, alone.tokens) and torch.allclose(own.logprobs, alone.logprobs, atol=1e-5)
+    order = np.random.default_rng(0).permutation(5)
+    turned = engine.generate([PROMPTS[i] for i in order], 3, ROWS[order], "y", 1, 5, options)
+    back = torch.from_numpy((np.argsort(order)[:, None] * 3 + np.arange(3)).flatten())
+    assert torch.equal(turned.select(back).tokens, shared.tokens)
+    for prompt, response, logprobs in rows_of(shared):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1:-1]
+        full = (logits / 0.7).log_softmax(-1)[torch.arange(len(response)), torch.tensor(response)]
+        assert torch.allclose(full, torch.tensor(logprobs), atol=1e-5)
+
+
 def test_names_of_the_draws_count(llama):
     _, engine = llama
     options = SamplingOptions(max_tokens=8)
@@ -232,9 +277,10 @@ def test_filters_break_ties_by_lower_id():
 def test_inverse_of_the_cumulative_distribution():
     p = torch.tensor([[0, 0.25, 0, 0.5, 0.25, 0]], dtype=torch.float64)
     for u, token in ((0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (1 - 2 ** -53, 4), (1.0, 4)):
-        assert invert(p, torch.tensor([u], dtype=torch.float64)).tolist() == [token], u
+        tokens, total = invert(p.clone(), torch.tensor([u], dtype=torch.float64))
+        assert (tokens.tolist(), total.tolist()) == ([token], [1.0]), u
     odd = torch.full((1, 7), 0.1, dtype=torch.float64)
-    assert invert(odd * 3, torch.tensor([1 - 2 ** -53], dtype=torch.float64)).item() == 6
+    assert invert(odd * 3, torch.tensor([1 - 2 ** -53], dtype=torch.float64))[0].item() == 6
 
 
 def test_choosing_in_chunks_is_choosing(monkeypatch):

@@ -1,8 +1,9 @@
 """Generation by the project's own sampler: batched decoding whose tokens depend on nothing but what is asked for.
 
 Rows enter the batch as there is room for them and leave it with their last token, so no step computes for a finished
-row. The samples of a prompt share its one pass through the model. Every random number has a name (`runtime.draws`), so
-the order, the batch and the layout do not matter.
+row. The samples of a prompt share its one pass through the model. The cache holds the tokens that are there, not those
+that may come; where it grows out of its memory, some rows give way and are read again later. Every random number has a
+name (`runtime.draws`), so the order, the batch and the layout do not matter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from compiler.layout import ModelLayout
 from compiler.shapes import ModelShape
 from compiler.weights import local_tensors
 from runtime.draws import Draws
-from runtime.engines.sampler_model import Cache, SamplerModel
+from runtime.engines.sampler_cache import grown
+from runtime.engines.sampler_model import SamplerModel
 from runtime.engines.sampling import SamplingOptions, check_prompts, choose, completes_stop
 from runtime.sequences import Sequences
 
@@ -97,18 +99,24 @@ class _Batch:
         self.truncated = np.zeros(self.total, dtype=bool)
         self.ends = np.array(options.stop_ids, dtype=np.int64)
         self.active = np.zeros(0, dtype=np.int64)
-        # Longest prompts first: neighbours are of like length and share a pass with little filling.
-        by_length = np.argsort(-lengths, kind="stable")
-        self.waiting = (by_length[:, None] * samples + np.arange(samples)).reshape(-1)
-        self.cache, self.slots = self._allocate(cache_bytes)
+        self.waiting = self._by_length(np.arange(self.total))
+        self.cache, self.cache_bytes = model.cache(), cache_bytes
+        self.longest = int((self.prompt_lengths + self.limits).max(initial=1)) - 1  # the last token is never read
 
-    def _allocate(self, cache_bytes: int) -> tuple[Optional[Cache], int]:
-        if not self.total:
-            return None, 0
-        capacity = int((self.prompt_lengths + self.limits).max()) - 1
+    def _by_length(self, samples: np.ndarray) -> np.ndarray:
+        """Longest first: neighbours are of like length and share a pass with little filling."""
+        return samples[np.argsort(-self._lengths(samples), kind="stable")]
+
+    def _lengths(self, samples: np.ndarray) -> np.ndarray:
+        return self.prompt_lengths[samples] + self.counts[samples]
+
+    def _slots(self, capacity: int) -> int:
+        """How many rows of so many tokens there is memory for."""
         row = self.model.row_bytes(capacity) + 4 * self.model.shape.vocab
-        slots = max(1, min(self.total, cache_bytes // row))
-        return self.model.cache(slots, capacity), slots
+        return max(1, min(self.total, self.cache_bytes // row))
+
+    def _capacity(self, samples: np.ndarray) -> int:
+        return min(self.longest, grown(int(self._lengths(samples).max())))
 
     @property
     def finished(self) -> int:
@@ -117,33 +125,51 @@ class _Batch:
     def step(self) -> bool:
         """Takes in waiting samples if there is room for a good number of them, else draws a token for every active one.
         False when all is done."""
-        room = min(self.slots - len(self.active), len(self.waiting))
-        if room and (not len(self.active) or room >= min(len(self.waiting), self.slots // 8)):
-            self._admit(room)
-        elif len(self.active):
+        if len(self.waiting):
+            capacity = self._capacity(np.append(self.active, self.waiting[0]))
+            slots = self._slots(max(capacity, self.cache.capacity if len(self.active) else 0))
+            room = min(slots - len(self.active), len(self.waiting))
+            if not len(self.active) or room > 0 and room >= min(len(self.waiting), slots // 8):
+                self._admit(room, capacity)
+                return True
+        if len(self.active):
             self._advance()
         return bool(len(self.waiting) or len(self.active))
 
-    def _admit(self, room: int) -> None:
-        width = int(self.prompt_lengths[self.waiting[0]])
-        of, counts = _runs(self.waiting[:room] // self.samples)
-        of, counts = of[:max(1, _PREFILL_TOKENS // width)], counts[:max(1, _PREFILL_TOKENS // width)]
-        padded = np.zeros((len(of), width), dtype=np.int64)
-        for line, prompt in zip(padded, of):
-            line[:len(self.prompts[prompt])] = self.prompts[prompt]
-        lengths, counts = (torch.from_numpy(x) for x in (self.prompt_lengths[of * self.samples], counts))
-        first = len(self.active)
-        logits = self.model.prefill(torch.from_numpy(padded), lengths, self.cache, first, counts)
-        taken = logits.shape[0]
-        self.active = np.concatenate([self.active, self.waiting[:taken]])
-        self.waiting = self.waiting[taken:]
+    def _admit(self, room: int, capacity: int) -> None:
+        """Reads up to `room` waiting samples into slots of at least `capacity` tokens."""
+        first, width = len(self.active), int(self._lengths(self.waiting[:1])[0])
+        # A prompt's samples share one line, but those that have tokens of their own: they gave way before.
+        begun = self.counts[self.waiting[:room]] > 0
+        lines, sharing = _runs(np.where(begun, -self.waiting[:room] - 1, self.waiting[:room] // self.samples))
+        sharing = sharing[:max(1, _PREFILL_TOKENS // width)]
+        taken, self.waiting = np.split(self.waiting, [sharing.sum()])
+        padded = np.zeros((len(sharing), width), dtype=np.int64)
+        readers = taken[np.cumsum(sharing) - sharing]
+        for line, sample in zip(padded, readers):
+            line[:self._lengths(sample)] = np.append(
+                self.prompts[sample // self.samples], self.tokens[sample, :self.counts[sample]])
+        if not first or capacity > self.cache.capacity or first + len(taken) > self.cache.slots:
+            self.cache.resize(min(self._slots(capacity), first + len(taken) + len(self.waiting)), capacity)
+        lengths = torch.from_numpy(self._lengths(readers))
+        logits = self.model.prefill(torch.from_numpy(padded), lengths, self.cache, first, torch.from_numpy(sharing))
+        self.active = np.append(self.active, taken)
         self._accept(first, logits)
 
     def _advance(self) -> None:
+        if self._lengths(self.active).max() > self.cache.capacity:
+            self._lengthen()
         now = self.active
         last = self.tokens[now, self.counts[now] - 1]
-        positions = self.prompt_lengths[now] + self.counts[now] - 1
+        positions = self._lengths(now) - 1
         self._accept(0, self.model.decode(torch.from_numpy(last), torch.from_numpy(positions), self.cache))
+
+    def _lengthen(self) -> None:
+        """Longer slots; the last rows give way where there is no memory for all."""
+        capacity = self._capacity(self.active)
+        self.active, given_way = np.split(self.active, [min(len(self.active), self._slots(capacity))])
+        self.waiting = self._by_length(np.append(given_way, self.waiting))
+        self.cache.resize(min(self._slots(capacity), len(self.active) + len(self.waiting)), capacity)
 
     def _accept(self, first: int, logits: Tensor) -> None:
         """Draws the next token of the samples in the slots from `first` on, whose logits these are."""
@@ -163,7 +189,9 @@ class _Batch:
 
     def _stopped(self, samples: np.ndarray) -> np.ndarray:
         """bool [m]: the last token completed a stop text."""
-        return np.array([bool(self.options.stop_strings) and self._completes(s) for s in samples], dtype=bool)
+        if not self.options.stop_strings:
+            return np.zeros(len(samples), dtype=bool)
+        return np.array([self._completes(s) for s in samples], dtype=bool)
 
     def _completes(self, sample: int) -> bool:
         count = int(self.counts[sample])
@@ -177,7 +205,7 @@ class _Batch:
         gaps, movers = np.flatnonzero(done[:kept]), kept + np.flatnonzero(~done[kept:])
         if len(gaps):
             moved = self.active[movers]
-            tokens = int((self.prompt_lengths[moved] + self.counts[moved]).max()) - 1
+            tokens = int(self._lengths(moved).max()) - 1
             self.cache.move(torch.from_numpy(movers), torch.from_numpy(gaps), tokens)
             self.active[gaps] = moved
         self.active = self.active[:kept]

@@ -1,7 +1,7 @@
 """The forward pass of a Llama-like model with a cache of keys and values, as generation needs it.
 
-Legend: n rows, p prompt tokens, h query heads, k key/value heads and d their width on this rank, v vocabulary,
-s slots of the cache, c its capacity in tokens. A row lives in one slot; its token at position i is at place i there.
+Legend: n rows, p prompt tokens, h query heads, k key/value heads and d their width on this rank, v vocabulary. A row
+lives in one slot of the cache; its token at position i is at place i there.
 """
 
 from __future__ import annotations
@@ -16,19 +16,7 @@ from torch import Tensor
 
 from compiler.shapes import ModelShape
 from runtime.engines.positions import rotary_frequencies, window_mask
-
-
-@dataclass(frozen=True)
-class Cache:
-    """Keys and values of every layer, each [s, k, c, d]. Unwritten places are 0, so that masking them is exact."""
-
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-
-    def move(self, source: Tensor, target: Tensor, tokens: int) -> None:
-        """Copies the first `tokens` places of the slots `source` into the slots `target` (int64 [m], disjoint)."""
-        for store in (*self.keys, *self.values):
-            store[:, :, :tokens][target] = store[source, :, :tokens]
+from runtime.engines.sampler_cache import Cache
 
 
 @dataclass(frozen=True)
@@ -68,10 +56,9 @@ class SamplerModel:
         """Bytes of cache for one row."""
         return 2 * len(self.layers) * capacity * self.kv_heads * self.shape.head_dim * self.embed.element_size()
 
-    def cache(self, slots: int, capacity: int) -> Cache:
-        size = (slots, self.kv_heads, capacity, self.shape.head_dim)
-        zeros = [torch.zeros(size, dtype=self.embed.dtype, device=self.device) for _ in range(2 * len(self.layers))]
-        return Cache(tuple(zeros[::2]), tuple(zeros[1::2]))
+    def cache(self) -> Cache:
+        """One without slots."""
+        return Cache(len(self.layers), self.kv_heads, self.shape.head_dim, self.embed.dtype, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -92,7 +79,7 @@ class SamplerModel:
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.view(n, p, -1, self.shape.head_dim).transpose(1, 2) for x in (q, k, v))
-            cache.keys[i][slots, :, :p], cache.values[i][slots, :, :p] = k[which], v[which]
+            cache.fill(i, slots, k[which], v[which])
             # Causality hides the filling after a prompt from its tokens.
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=near, is_causal=near is None, enable_gqa=True)
             return mixed.transpose(1, 2)
@@ -106,22 +93,18 @@ class SamplerModel:
 
         tokens, positions: int64 [n]; the places before `positions` are already in the cache
         """
-        n, end, window, mask = tokens.numel(), int(positions.max()) + 1, self.shape.window or self.shape.max_positions, None
-        if int(positions.min()) + 1 < end or window < end:  # else every row sees every place
-            behind = positions[:, None] - torch.arange(end)
-            mask = ((behind >= 0) & (behind < window))[:, None, None].to(self.device)
-        tokens, positions = tokens.to(self.device), positions.to(self.device)
-        slots = torch.arange(n, device=self.device)
-        rotary = tuple(table[positions] for table in self._rotary(end))
+        n, end, window = tokens.numel(), int(positions.max()) + 1, self.shape.window or self.shape.max_positions
+        behind = positions[:, None] - torch.arange(end)
+        unseen = ((behind < 0) | (behind >= window)).to(self.device)
+        bias = torch.zeros(n, end, dtype=self.embed.dtype, device=self.device).masked_fill_(unseen, -torch.inf)
+        bias = bias.repeat_interleave(self.kv_heads, 0)[:, None]
+        places, rotary = cache.places(positions), tuple(table[positions.to(self.device)] for table in self._rotary(end))
 
         def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            cache.keys[i][slots, :, positions], cache.values[i][slots, :, positions] = k, v
-            # The query heads of a group are rows of one small attention: keys are read once and never repeated.
-            q = q.view(n, self.kv_heads, -1, self.shape.head_dim)
-            k, v = cache.keys[i][:n, :, :end], cache.values[i][:n, :, :end]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            cache.write(i, places, k, v)
+            return _attended(q.reshape(n * self.kv_heads, -1, self.shape.head_dim), *cache.read(i, n, end), bias)
 
-        return self._logits(self._trunk(tokens, rotary, attend))
+        return self._logits(self._trunk(tokens.to(self.device), rotary, attend))
 
     def _trunk(self, tokens: Tensor, rotary: tuple[Tensor, Tensor], attend) -> Tensor:
         """Hidden states [m, hidden] after the last layer, for m tokens; attend(layer, q, k, v) → [.., heads, d]."""
@@ -131,10 +114,17 @@ class SamplerModel:
             qkv = qkv.view(-1, turned + self.kv_heads, self.shape.head_dim)
             qk, v = rotate(self._normed_heads(qkv[:, :turned], layer), *rotary), qkv[:, turned:]
             mixed = attend(i, qk[:, :self.heads], qk[:, self.heads:], v)
-            hidden = hidden + self._summed(F.linear(mixed.reshape(tokens.numel(), -1), layer.out))
+            self._add_product(hidden, mixed.reshape(tokens.numel(), -1), layer.out)
             gate, up = F.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            hidden = hidden + self._summed(F.linear(F.silu(gate) * up, layer.down))
+            self._add_product(hidden, F.silu(gate, inplace=True).mul_(up), layer.down)
         return hidden
+
+    def _add_product(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
+        """hidden += x weight^T, summed over the shards."""
+        if self.tp == 1:
+            hidden.addmm_(x, weight.t())
+        else:
+            hidden += self._summed(F.linear(x, weight))
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         if self.tp == 1:
@@ -154,7 +144,9 @@ class SamplerModel:
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         wide = x.float()
-        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.shape.norm_eps)).to(x.dtype)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        inverse = norm.square_().div_(x.shape[-1]).add_(self.shape.norm_eps).rsqrt_()
+        return (wide * inverse).to(x.dtype).mul_(weight)
 
     def _normed_heads(self, qk: Tensor, layer: _Layer) -> Tensor:
         """Query heads, then key heads, [m, heads, d]."""
@@ -169,7 +161,7 @@ class SamplerModel:
         return x
 
     def _rotary(self, end: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine tables, [at least end, 1, d] each."""
+        """Cosine and sine tables, [at least end, 1, d / 2] each."""
         if self._tables[0].shape[0] < end:
             tables = rotary_tables(self.shape, min(self.shape.max_positions, 2 * end))
             self._tables = tuple(t.to(self.device, self.embed.dtype) for t in tables)
@@ -177,15 +169,30 @@ class SamplerModel:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions (arXiv 2104.09864), dimension i paired with i + d/2. x: [m, heads, d], tables: [m, 1, d]."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    """Rotary positions (arXiv 2104.09864), dimension i paired with i + d/2. x: [m, heads, d], tables: [m, 1, d/2]."""
+    (real, imaginary), turned = x.chunk(2, -1), torch.empty_like(x, memory_format=torch.contiguous_format)
+    turned_real, turned_imaginary = turned.chunk(2, -1)
+    torch.mul(real, cos, out=turned_real).addcmul_(imaginary, sin, value=-1)
+    torch.mul(imaginary, cos, out=turned_imaginary).addcmul_(real, sin)
+    return turned
 
 
 def rotary_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position times frequency, f32 [length, 1, d]; the first half of sin is negated for `rotate`."""
+    """cos and sin of position times frequency, f32 [length, 1, d / 2]."""
     angles = torch.arange(length, dtype=torch.float32)[:, None] * rotary_frequencies(shape)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
+    return angles.cos()[:, None], angles.sin()[:, None]
+
+
+def _attended(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """One query a row and head: q [n * k, h / k, d], keys, values [n * k, end, d], bias [n * k, 1, end] → like q.
+
+    The query heads of a group are rows of one small product: keys are read once and never repeated. In 32 bits on a
+    CPU two plain products are faster than the fused kernel, whose blocks are made for many queries.
+    """
+    if q.dtype != torch.float32 or q.is_cuda:
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
+    scores = torch.baddbmm(bias, q, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+    return torch.bmm(scores.softmax(-1), values)
 
 
 def _layer(weights: dict[str, Tensor], i: int) -> _Layer:

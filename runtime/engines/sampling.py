@@ -75,11 +75,20 @@ def _choose(logits: Tensor, u: Tensor, options: SamplingOptions, may_end: Tensor
     allowed = plain if may_end is None else _forbid_ends(plain, options.stop_ids, may_end)
     if options.temperature == 0:
         tokens = allowed.argmax(-1)
-        return tokens, plain.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].float()
-    logp = (allowed / options.temperature if options.temperature != 1 else allowed).log_softmax(-1)
-    logp = keep_top_p(keep_top_k(logp, options.top_k), options.top_p)
-    tokens = invert(logp.exp(), u)
-    return tokens, logp.gather(-1, tokens[:, None])[:, 0].float()
+        return tokens, (_at(plain, tokens) - plain.logsumexp(-1)).float()
+    if options.temperature != 1:
+        allowed = allowed / options.temperature
+    if options.top_k or options.top_p < 1:
+        allowed = keep_top_p(keep_top_k(allowed.log_softmax(-1), options.top_k), options.top_p)
+    # One exponential serves the draw and the total: log_softmax would take another.
+    shifted = allowed - allowed.amax(-1, keepdim=True)
+    weights = shifted.exp()
+    tokens, totals = invert(weights, u)
+    return tokens, (_at(shifted, tokens) - totals.log()).float()
+
+
+def _at(values: Tensor, tokens: Tensor) -> Tensor:
+    return values.gather(-1, tokens[:, None])[:, 0]
 
 
 def keep_top_k(logp: Tensor, k: int) -> Tensor:
@@ -104,13 +113,16 @@ def keep_top_p(logp: Tensor, p: float) -> Tensor:
     return logp.masked_fill(~keep, -torch.inf).log_softmax(-1)
 
 
-def invert(probabilities: Tensor, u: Tensor) -> Tensor:
-    """int64 [n]: the first index of each row whose cumulative weight exceeds u times the total. f64 [n, V], [n]."""
-    cumulative = probabilities.cumsum(-1)
+def invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """(the first index of each row whose cumulative weight exceeds u times the total, the totals).
+
+    weights: f64 [n, V], which become cumulative; u: f64 [n]. Returns int64 [n], f64 [n].
+    """
+    cumulative = weights.cumsum_(-1)
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, u[:, None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # rounding may lift u * total to the total itself
-    return torch.minimum(found, last)[:, 0]
+    return torch.minimum(found, last)[:, 0], total[:, 0]
 
 
 def _forbid_ends(logits: Tensor, stop_ids: tuple[int, ...], may_end: Tensor) -> Tensor:
