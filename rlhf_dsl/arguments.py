@@ -40,6 +40,7 @@ _EXAMPLES = {
   rlflowc explain ppo.rlflow --ranks 4
   rlflowc explain ppo.plan.json --json
   rlflowc explain ppo.rlflow --why actor       its layouts and their reasons, its estimates, its memory
+  rlflowc explain ppo.rlflow --cluster a100.toml --format html -o report.html
   rlflowc explain --analyze runs/ppo-20260101-120000""",
     "diff": """examples:
   rlflowc diff old.plan.json ppo.rlflow --ranks 4     exit code 0 if both do the same, 1 if not
@@ -185,6 +186,9 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     _placement(parser)
     _json(parser)
     parser.add_argument("--why", metavar="NAME", help="why a value, model, layout or step is where it is and costs what it costs")
+    parser.add_argument("--format", choices=("text", "html"), default="text",
+                        help="text: for the terminal; html: a page with timeline, device map, memory, transfers and program")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write the page; standard output unless given")
     parser.add_argument("--analyze", metavar="RUN", help="the folder of a run: what its steps took beside what was estimated")
 
 

@@ -17,7 +17,7 @@ _TEMPLATES = environment()
 
 def svg(drawing: Drawing) -> str:
     """A picture that stands alone."""
-    return _TEMPLATES.get_template("graph.svg.j2").render(_picture(drawing))
+    return _TEMPLATES.get_template("graph.svg.j2").render(picture(drawing))
 
 
 def html(drawing: Drawing) -> str:
@@ -25,10 +25,10 @@ def html(drawing: Drawing) -> str:
     nodes = {node.id: _told(node) for node in drawing.nodes}
     edges = [[edge.source, edge.target] for edge in drawing.edges]
     return _TEMPLATES.get_template("graph.html.j2").render(
-        _picture(drawing), facts={"nodes": nodes, "edges": edges}, program=drawing.program.splitlines())
+        picture(drawing), facts={"nodes": nodes, "edges": edges}, program=drawing.program.splitlines())
 
 
-def _picture(drawing: Drawing) -> dict[str, Any]:
+def picture(drawing: Drawing) -> dict[str, Any]:
     boxes = [_box(node, i) for i, phase in enumerate(drawing.phases) for node in phase.nodes]
     layout = layered(boxes, [(edge.source, edge.target) for edge in drawing.edges])
     sizes = {box.id: box for box in boxes}

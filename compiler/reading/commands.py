@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, Callable
@@ -11,6 +12,7 @@ from compiler.commands import explain_command as explain_plan_command
 from compiler.plan import Plan
 from compiler.reading.analyze import analysis_json, analysis_text, analyze
 from compiler.reading.diff import diff_json, diff_text, differences
+from compiler.reading.sbatch import Job, job_script
 from compiler.reading.why import why, why_json, why_text
 from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import fault
@@ -26,10 +28,34 @@ def explain_command(args: Namespace) -> int:
         return _shown(args, lambda: analysis_json(found), lambda: analysis_text(found))
     if args.program is None:
         raise fault("E0005", reason="the following arguments are required: PROGRAM", help="`rlflowc explain --help` shows what there is")
+    if args.format == "html":
+        if args.json or args.why is not None:
+            raise fault("E0005", reason="--format html is a page of its own", help="leave out `--json` and `--why`")
+        return _report(args)
+    if args.output:
+        raise fault("E0005", reason="-o is for --format html", help="give both, or neither")
     if args.why is None:
         return explain_plan_command(args)
     answer = why(plan_of(args, args.program), cluster_of(args), args.why)
     return _shown(args, lambda: why_json(answer), lambda: why_text(answer))
+
+
+def _report(args: Namespace) -> int:
+    """The page of a plan; jinja2 is read for it alone."""
+    from compiler.reading.report.page import report
+
+    plan = plan_of(args, args.program)
+    write(report(plan, cluster_of(args), program_lines(plan)), args.output)
+    return 0
+
+
+def program_lines(plan: Plan) -> list[str]:
+    """The program that a plan was made of, if it is where it was and as it was."""
+    try:
+        text = Path(plan.program.path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    return text.splitlines() if hashlib.sha256(text.encode()).hexdigest() == plan.program.digest else []
 
 
 def _shown(args: Namespace, json: Callable[[], Any], text: Callable[[], str]) -> int:
@@ -59,8 +85,6 @@ def diff_command(args: Namespace) -> int:
 
 def sbatch_command(args: Namespace) -> int:
     """Writes the job script of a plan file."""
-    from compiler.reading.sbatch import Job, job_script  # jinja2 takes longer than most commands
-
     path = Path(args.plan)
     job = Job(args.time or "", args.partition or "", args.account or "", args.gpus)
     write(job_script(load_plan(path), path, cluster_of(args), job), args.output)

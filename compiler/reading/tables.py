@@ -95,7 +95,7 @@ class Tables:
 
     def makers(self, expr: int) -> list[Row]:
         """Steps that make a value: they list it, and do not only move it."""
-        return [row for row in self.rows if row.step.op in MAKERS and expr in _made(self.plan, row.step)]
+        return [row for row in self.rows if row.step.op in MAKERS and expr in made_by(self.plan, row.step)]
 
     def movers(self, expr: int) -> list[Row]:
         return [r for r in self.rows if r.step.op == "transfer" and any(v.expr == expr for v in r.step.values)]
@@ -150,7 +150,8 @@ def _named(step: Any) -> Iterator[tuple[str, int]]:
         yield step.name, step.expr
 
 
-def _made(plan: Plan, step: Any) -> set[int]:
+def made_by(plan: Plan, step: Any) -> set[int]:
+    """The expressions that a step makes."""
     if step.op == "load":
         return {i for i, e in enumerate(plan.exprs) if e.op == "data" and e.attrs["column"] in step.columns}
     if step.op == "next_state":
