@@ -236,11 +236,19 @@ class WeightTransfer:
     def _tables(self) -> "_Tables":
         return _tables(_one_replica(self.src), _one_replica(self.dst))
 
+    @functools.cached_property
+    def _src_shards(self) -> dict[int, int]:
+        return _shards(self.src.layout)
+
+    @functools.cached_property
+    def _dst_shards(self) -> dict[int, int]:
+        return _shards(self.dst.layout)
+
     def _src_shard(self, rank: int) -> int:
-        return _shard(self.src.layout, rank)
+        return self._src_shards[rank]
 
     def _dst_shard(self, rank: int) -> int:
-        return _shard(self.dst.layout, rank)
+        return self._dst_shards[rank]
 
     def _kept(self, rank: int) -> int:
         """Elements that `rank` holds in both layouts."""
@@ -330,9 +338,10 @@ def _elements(weights: WeightLayout, shard: int) -> int:
     return sum(piece.elements for piece in weights.pieces(shard))
 
 
-def _shard(layout: ModelLayout, rank: int) -> int:
-    at = layout.coordinates(rank)
-    return at.tp + layout.tp * at.pp
+def _shards(layout: ModelLayout) -> dict[int, int]:
+    """The shard of each rank."""
+    replicas = (layout.replica(d) for d in range(layout.dp))
+    return {rank: shard for replica in replicas for shard, rank in enumerate(replica)}
 
 
 def _rank(layout: ModelLayout, replica: int, shard: int) -> int:

@@ -71,10 +71,10 @@ def rounds(transfer: WeightTransfer, rank: int, bucket_bytes: int = BUCKET_BYTES
 def gather_rounds(gather: Gather, limit: int) -> Iterator[Union[AllGather, Broadcast]]:
     """Shares of equal shape, one of each member, are gathered together; what is over is broadcast."""
     columns, over = _columns(gather)
-    for run in _packed(columns, lambda column: len(column) * column[0].elements, limit):
+    for run in _packed(columns, limit):
         yield AllGather(gather.ranks, tuple(zip(*run)))
     for member, shares in sorted(over.items()):
-        for run in _packed([(share,) for share in shares], lambda column: column[0].elements, limit):
+        for run in _packed([(share,) for share in shares], limit):
             yield Broadcast(gather.ranks, gather.ranks[member], tuple(share for share, in run))
 
 
@@ -96,23 +96,27 @@ def _columns(gather: Gather) -> tuple[list[tuple[Share, ...]], dict[int, list[Sh
     return columns, over
 
 
-def _packed(columns: Sequence[tuple[Share, ...]], size_of, limit: int) -> Iterator[list[tuple[Share, ...]]]:
+def _packed(columns: Sequence[tuple[Share, ...]], limit: int) -> Iterator[list[tuple[Share, ...]]]:
     """Runs of columns that stay within `limit`; a column that does not is cut by rows."""
     run: list[tuple[Share, ...]] = []
     load = 0
     for column in columns:
-        cuts = -(-size_of(column) // limit)
+        height = _height(column[0])
+        rows = max(limit // (_size(column) // height), 1)
+        cuts = -(-height // rows)
         for k in range(cuts):
             parts = tuple(part for share in column for part in _rows(share, k, cuts))
-            if not parts:
-                continue
-            if run and load + size_of(parts) > limit:
+            if run and load + _size(parts) > limit:
                 yield run
                 run, load = [], 0
             run.append(parts)
-            load += size_of(parts)
+            load += _size(parts)
     if run:
         yield run
+
+
+def _size(column: tuple[Share, ...]) -> int:
+    return len(column) * column[0].elements
 
 
 # ---- point to point ------------------------------------------------------------------------------
