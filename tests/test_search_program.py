@@ -112,7 +112,7 @@ def test_a_constraint_never_makes_it_faster(tmp_path):
 @pytest.mark.parametrize("plan, name, cluster, code", [
     ("assume: prompt=64", "llama-2-70b", "a100-1x8", "P0113"),
     ("actor: parallel(tp=8, pp=3)", "llama-2-7b", "a100-16x8", "P0115"),
-    ("actor: devices(4); ref: devices(8)", "llama-2-7b", "a100-1x8", "P0114"),
+    ("actor: devices(40); ref: devices(40); critic: devices(16), colocate(reward)", "llama-2-7b", "mixed", "P0114"),
 ])
 def test_what_does_not_fit_is_a_diagnostic(tmp_path, plan, name, cluster, code):
     with pytest.raises(DiagnosticError, match=code) as caught:
@@ -120,6 +120,48 @@ def test_what_does_not_fit_is_a_diagnostic(tmp_path, plan, name, cluster, code):
     assert caught.value.exit_code == 3
     if code == "P0113":
         assert "nodes like those" in caught.value.diagnostics[0].help
+
+
+CONTRADICTIONS = [
+    ("actor: devices(4); ref: devices(8)", "P0103", "4 belong to others", "ref: devices(8)"),
+    ("actor: devices(16)", "P0103", "there are not as many", "actor: devices(16)"),
+    ("actor: devices(8)", "P0103", "none is left for `ref`, `critic` and `reward`", "actor: devices(8)"),
+    ("actor: devices(3)", "P0118", "no number of devices", "actor: devices(3)"),
+    ("actor: devices(4), parallel(tp=8)", "P0101", "a multiple of 8 ranks, but there are 4", "parallel(tp=8)"),
+    ("actor: devices(4), parallel(tp=2, pp=1, dp=1)", "P0101", "needs 2 ranks, but there are 4", "parallel(tp=2"),
+    ("actor: devices(4); actor.generate: parallel(tp=2, dp=4)", "P0101", "needs 8 ranks", "actor.generate:"),
+    ("actor: devices(4); actor.generate: devices(2)", "P0108", "`devices` is 2 here and 4 there", "actor.generate:"),
+    ("actor.train: parallel(tp=2, pp=1, dp=2); actor.generate: parallel(tp=1, dp=8)", "P0108", "8 ranks here and 4", "dp=8"),
+    ("ref: devices(2), colocate(critic); critic: devices(4)", "P0108", "`devices` is 4 here and 2 there", "critic: devices(4)"),
+    ("ref: colocate(critic), parallel(tp=4, pp=1, dp=1); critic: parallel(tp=8)", "P0101", "a multiple of 8", "critic:"),
+    ("actor: parallel(tp=3)", "P0102", "tp 3 does not divide", "actor: parallel(tp=3)"),
+    ("actor: parallel(pp=64)", "P0102", "pp 64 exceeds", "actor: parallel(pp=64)"),
+    ("actor: micro_batch(2); actor.train: micro_batch(4)", "P0108", "`micro_batch` is 4 here and 2 there", "actor.train:"),
+    ("ref.generate: parallel(tp=2)", "P0105", "a stage that `ref` does not have", "ref.generate"),
+]
+
+
+@pytest.mark.parametrize("plan, code, message, line", CONTRADICTIONS)
+def test_a_contradiction_is_reported_at_its_place(tmp_path, plan, code, message, line):
+    with pytest.raises(DiagnosticError) as caught:
+        placed(tmp_path, plan, "a100-1x8")
+    (found,) = caught.value.diagnostics
+    assert (found.code, caught.value.exit_code) == (code, 3) and message in found.message and found.help
+    assert line in found.source.line(found.source.position(found.span.start)[0])
+
+
+def test_devices_are_for_a_set_alone(tmp_path):
+    groups = placed(tmp_path, "critic: devices(16), colocate(ref); reward: devices(8)")[1].groups
+    assert {tuple(m.model for m in g.models): g.devices for g in groups} == {
+        ("actor",): 104, ("ref", "critic"): 16, ("reward",): 8}
+
+
+def test_limits_of_micro_batches_and_recomputation_are_kept(tmp_path):
+    free = placed(tmp_path, "actor: parallel(tp=8, pp=4)")[2]["actor"][1].micro
+    few = placed(tmp_path, "actor: parallel(tp=8, pp=4), tokens(2200)")[2]["actor"][1].micro
+    assert few.samples == 2 and free.samples != 2  # samples of 1088 tokens
+    for asked, again in (("full", True), ("none", False)):
+        assert placed(tmp_path, f"actor: recompute({asked})")[2]["actor"][1].micro.recompute == again
 
 
 # ---- command line ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ class Asked:
 
     tp, pp, dp: of training and scoring; generate_tp, generate_dp: of generation; devices: of its set
     micro_batch, tokens: the most that a micro-batch of training may hold
+    recompute: "full" or "none"; "" is open
     """
 
     tp: int = 0
@@ -26,6 +27,7 @@ class Asked:
     devices: int = 0
     micro_batch: int = 0
     tokens: int = 0
+    recompute: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Workload:
-    """together: pairs of models that must share their devices."""
+    """together: pairs of models that must share their devices; alone: sets that share theirs with no other model."""
 
     models: tuple[PlacedModel, ...]
     stages: tuple[Stage, ...]
     together: tuple[tuple[str, str], ...] = ()
+    alone: tuple[tuple[str, ...], ...] = ()
 
     def calls(self, model: str) -> tuple[tuple[int, Call], ...]:
         """(index of its stage, call) of all calls of a model."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Iterable, Iterator, Mapping
 
-from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Asked, Call, PlacedModel, Stage, Workload
+from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call, PlacedModel, Stage, Workload
+from compiler.search.asked import asked_of_models, pairs_together, sets_alone
 from compiler.shapes import ModelShape
 from rlhf_dsl.typed import Checked, Expr, Update
 
-_KNOWN = ("tp", "pp", "dp", "devices", "micro_batch", "tokens")
 PROMPT = 64  # tokens, where nothing is assumed
 
 
@@ -19,26 +19,15 @@ def workload_of(checked: Checked, shapes: Mapping[str, ModelShape]) -> Workload:
     A model scores a response once, however many of its results are used, and a train statement sees all responses that
     its objective reads. Lengths are those of `assume:`, else the bound of the response.
     """
-    models = tuple(PlacedModel(m.name, m.role, shapes[m.name], m.optimizer is not None, _asked(checked, m.name))
+    asked = asked_of_models(checked)
+    models = tuple(PlacedModel(m.name, m.role, shapes[m.name], m.optimizer is not None, asked[m.name])
                    for m in checked.models.values())
     reader = _Reader(checked)
     rollout = [s.expr for s in checked.rollout if hasattr(s, "expr")]
     stages = [Stage("generation", reader.generates(rollout)), Stage("scoring", reader.forwards(rollout, set()))]
     stages += [Stage(_name(update, len(checked.updates)), reader.update(update)) for update in checked.updates]
-    together = tuple((c.model, other) for c in checked.constraints if c.model
-                     for key, value in c.items if key == "colocate" for other in value)
-    return Workload(models, tuple(stage for stage in stages if stage.calls), together)
-
-
-def _asked(checked: Checked, model: str) -> Asked:
-    """`plan:` lines of a model and of its stages; training and scoring have one layout."""
-    found: dict[str, int] = {}
-    for constraint in (c for c in checked.constraints if c.model == model):
-        prefix = "generate_" if constraint.stage == GENERATE else ""
-        named = ((prefix + key if key in ("tp", "dp") else key, value) for key, value in constraint.items)
-        known = ("generate_tp", "generate_dp", "devices") if prefix else _KNOWN  # generation has one pipeline stage
-        found.update((key, value) for key, value in named if key in known)
-    return Asked(**found)
+    stages = [stage for stage in stages if stage.calls]
+    return Workload(models, tuple(stages), pairs_together(checked), sets_alone(checked))
 
 
 def _name(update: Update, count: int) -> str:

@@ -31,16 +31,18 @@ class Need(NamedTuple):
 
 
 def need(workload: Workload, machines: Sequence[Machine]) -> Need:
-    """The first model that fits on no part of the cluster, or what all of them together need, on the largest part."""
-    machine = max(machines, key=lambda m: m.devices * m.usable)
+    """The first model that fits on no part of the cluster, or what all of them together need."""
+    total = 0.0
     for model in workload.models:
-        least, layout = least_memory(machine, workload, model)
+        ways = [(*least_memory(machine, workload, model), machine) for machine in machines]
+        least, layout, machine = min(ways, key=lambda way: way[0] / way[2].usable)
         if least == math.inf:
             return Need(model.name, least, "", machine.usable, None)
         if least > machine.usable:
             return Need(model.name, least, layout, machine.usable, _enough(workload, machine))
-    total = sum(least_memory(machine, workload, model)[0] for model in workload.models)
-    return Need("", total, "", machine.usable, _enough(workload, machine))
+        total += least
+    largest = max(machines, key=lambda m: m.devices * m.usable)
+    return Need("", total, "", largest.usable, _enough(workload, largest))
 
 
 def least_memory(machine: Machine, workload: Workload, model: PlacedModel) -> tuple[float, str]:

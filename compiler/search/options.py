@@ -164,7 +164,7 @@ class _Ways(NamedTuple):
         resident = self._gradients + self._states
         rows = max(math.ceil(c.rows / c.minibatches / self.degrees.dp) for _, c in calls)
         found = []
-        for micro in _micros(min(rows, self._most_samples(calls))):
+        for micro in self._micros(rows, calls):
             work = max(training.activation_bytes(self.machine, self.sizes, self.degrees, call, micro) for _, call in calls)
             if self._weights + self._gradients + work > self.machine.usable:
                 continue
@@ -174,6 +174,13 @@ class _Ways(NamedTuple):
                 times[i] += call_time(self.machine, call, self.degrees.devices)
             found.append(Option(tuple(times), resident, work, Choice(self.degrees, micro)))
         return self._worth(found)
+
+    def _micros(self, rows: int, calls: Sequence[tuple[int, Call]]) -> Iterator[Micro]:
+        """Micro-batches of a power of two of samples, and of all, as `plan:` allows."""
+        most = min(rows, self._most_samples(calls))
+        recompute = {"": (False, True), "none": (False,), "full": (True,)}[self.model.asked.recompute]
+        sizes = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
+        return itertools.starmap(Micro, itertools.product(sizes, recompute))
 
     def _most_samples(self, calls: Sequence[tuple[int, Call]]) -> float:
         """The samples that `plan:` allows in a micro-batch, at least one."""
@@ -231,12 +238,6 @@ def _pairs(trains: Sequence[Option], generates: Sequence[Option]) -> Iterator[tu
 
 def _times(option: Option) -> tuple[float, ...]:
     return option.times
-
-
-def _micros(rows: int) -> Iterator[Micro]:
-    """Micro-batches of a power of two of samples, and of all."""
-    sizes = sorted({min(1 << i, rows) for i in range(rows.bit_length() + 1)})
-    return itertools.starmap(Micro, itertools.product(sizes, (False, True)))
 
 
 def _waves(rows: int) -> tuple[int, ...]:

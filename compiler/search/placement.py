@@ -167,7 +167,8 @@ class _Search:
 
     def _as_asked(self, partition: tuple[tuple[int, ...], ...]) -> bool:
         sets = [{self._names[m] for m in members} for members in partition]
-        return all(any({*pair} <= names for names in sets) for pair in self.workload.together)
+        together = all(any({*pair} <= names for names in sets) for pair in self.workload.together)
+        return together and all(set(alone) in sets for alone in self.workload.alone)
 
     def _order(self, members: Sequence[int]) -> tuple:
         """Large sets first: they decide most."""

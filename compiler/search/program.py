@@ -11,6 +11,7 @@ from compiler.cluster import Cluster
 from compiler.cost.workload import Workload
 from compiler.machine import Machine
 from compiler.placement import Placement
+from compiler.search.asked import require_possible
 from compiler.search.derive import workload_of
 from compiler.search.infeasible import MOST_NODES, Need, need
 from compiler.search.placed import placement_of
@@ -48,7 +49,8 @@ class Searched:
 
 def placement_on(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, objective: str = TIME,
                  progress: Optional[Progress] = None) -> tuple[Workload, Found]:
-    """What the program asks, and the best placement. Raises DiagnosticError P0113 to P0115 where nothing fits."""
+    """What the program asks, and the best placement. Raises DiagnosticError P01."""
+    require_possible(checked, shapes, cluster)
     workload = workload_of(checked, shapes)
     found = search(workload, cluster.machines, objective, progress=progress)
     if found is None:

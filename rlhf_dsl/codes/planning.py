@@ -89,6 +89,11 @@ CODES: tuple[Code, ...] = (
         "take {less} ranks (`--ranks {less}`)",
     ),
     Code(
+        "P0118", "`{target}: devices({devices})` is no number of devices that a set of models can have on cluster {cluster}",
+        "On a described cluster a set of models has whole nodes, or a part of a node that divides it.",
+        "take {near}",
+    ),
+    Code(
         "P0201", "this is no plan that can be run: {reason}",
         "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, "
         "with the place inside it.",
