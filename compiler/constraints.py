@@ -13,6 +13,9 @@ from rlhf_dsl.typed import Checked, Constraint
 
 TRAIN, FORWARD, GENERATE = "train", "forward", "generate"
 DEGREES = ("tp", "pp", "dp")
+STAGES_OF = {  # items that some stages have no use for
+    "recompute": (TRAIN,), "optimizer": (TRAIN,), "sequence_parallel": (TRAIN, FORWARD), "chunks": (TRAIN, FORWARD),
+}
 OF_A_SET = ("devices", "colocate")  # items that mean the model, whatever stage they are written at
 
 
@@ -84,7 +87,7 @@ def target(constraint: Constraint) -> str:
 # ---- stages --------------------------------------------------------------------------------------
 
 def asked_of_stages(checked: Checked) -> tuple[Stage, ...]:
-    """Every stage with what `plan:` says of it. Raises DiagnosticError P0104, P0105, P0108."""
+    """Every stage with what `plan:` says of it. Raises DiagnosticError P0104, P0105, P0108, P0117."""
     source, known = Source(checked.path, checked.text), stages_of(checked)
     found = {(m, s): Stage(m, s) for m, stages in known.items() for s in stages}
     for constraint in checked.constraints:
@@ -113,6 +116,9 @@ def _merged(stage: Stage, constraint: Constraint, source: Source) -> Stage:
         if key == "engine" and value not in ENGINES[stage.stage]:
             raise fault("P0104", constraint.span, source=source, target=stage.target, engine=value,
                         engines=listing(ENGINES[stage.stage]))
+        if stage.stage not in STAGES_OF.get(key, (stage.stage,)):
+            raise fault("P0117", constraint.span, source=source, target=stage.target, item=key,
+                        stages=listing(STAGES_OF[key]))
     return Stage(stage.model, stage.stage, {**stage.items, **items}, {**stage.at, **dict.fromkeys(items, constraint)})
 
 

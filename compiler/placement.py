@@ -8,6 +8,7 @@ from typing import Iterable, Mapping, Optional, Sequence
 
 from compiler.cluster import Cluster, default_ranks
 from compiler.constraints import DEGREES, GENERATE, ModelSet, Stage, asked_of_stages, asked_sets
+from compiler.execution import executed
 from compiler.gathers import ZERO_REDUNDANCY
 from compiler.layout import ModelLayout
 from compiler.plan import Alternative, GroupSpec, LayoutSpec
@@ -149,6 +150,7 @@ def _layout(stage: Stage, stages: Iterable[Stage], group: GroupSpec, own: bool, 
                       stage.items.get("reshard", ZERO_REDUNDANCY))
 
 
+    return executed(spec, stage, stages)
 def _misfits(stage: Stage, needed: int, group: GroupSpec, own: bool, source: Source) -> DiagnosticError:
     exact = bool(stage.degree("dp"))
     at = next(stage.at[axis] for axis in DEGREES if axis in stage.at)
@@ -159,8 +161,8 @@ def _misfits(stage: Stage, needed: int, group: GroupSpec, own: bool, source: Sou
 
 
 def _check_fit(stage: Stage, shape: ModelShape, spec: LayoutSpec, source: Source) -> None:
-    layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp)
-    reason = misfit(shape, layout, engine_of({stage.target: spec}, stage.target))
+    layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp, spec.chunks if spec.pp > 1 else 1)
+    reason = "chunks are parts of a pipeline's stages" if spec.chunks > layout.chunks else misfit(shape, layout, engine_of({stage.target: spec}, stage.target))
     if reason:
         at = next((stage.at[axis] for axis in DEGREES if axis in stage.at), None)
         place = {"source": source} if at else {"place": source.path}
@@ -170,4 +172,5 @@ def _check_fit(stage: Stage, shape: ModelShape, spec: LayoutSpec, source: Source
 
 def _batching(stage: Stage) -> Batching:
     tokens = stage.items.get("tokens", 0)
-    return Batching(stage.items.get("micro_batch", 0 if tokens else SAMPLES), tokens)
+    recompute = stage.items.get("recompute") == "full"
+    return Batching(stage.items.get("micro_batch", 0 if tokens else SAMPLES), tokens, recompute)

@@ -75,6 +75,10 @@ class LayoutSpec:
     within: the layout whose ranks they are, in an order of their own
     engine: "" for the usual one of the stage
     strategy: how weights come from there (`compiler.gathers`); the order follows from it
+    chunks: runs of layers in each stage of a pipeline
+    sequence_parallel: between layers the ranks of a tp group hold a part of the tokens each
+    sharded_optimizer: the data shards hold a part of the optimizer's states each
+    precision: of weights and activations, "fp32" or "bf16"
     """
 
     ranks: int
@@ -85,6 +89,10 @@ class LayoutSpec:
     within: str = ""
     engine: str = ""
     strategy: str = "zero-redundancy"
+    chunks: int = 1
+    sequence_parallel: bool = False
+    sharded_optimizer: bool = False
+    precision: str = "fp32"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from compiler.weights import WeightLayout
 # how a generation layout takes the ranks of its training layout, by the strategy that moves the weights
 ORDERS = {ZERO_REDUNDANCY: generation_layout, MINIMAL: generation_layout, VANILLA: vanilla_generation_layout,
           ALL_GATHER: vanilla_generation_layout}
+ITEMSIZE = {"fp32": 4, "bf16": 2}  # bytes of a number, by the precision of a layout
 ENGINES = {"train": ("megatron",), "forward": ("megatron",), "generate": ("torch", "vllm")}  # by stage, the usual first
 
 
@@ -24,7 +25,7 @@ def resolve(layouts: Mapping[str, LayoutSpec], name: str) -> ModelLayout:
     if spec.within:
         made = ORDERS[spec.strategy](resolve(layouts, spec.within), spec.tp)
         return in_rank_order(made) if spec.engine == "vllm" else made
-    return ModelLayout(tuple(range(spec.first, spec.first + spec.ranks)), spec.tp, spec.pp, spec.dp)
+    return ModelLayout(tuple(range(spec.first, spec.first + spec.ranks)), spec.tp, spec.pp, spec.dp, spec.chunks)
 
 
 def engine_of(layouts: Mapping[str, LayoutSpec], name: str) -> str:
@@ -42,7 +43,12 @@ def weight_transfer(
 ) -> WeightTransfer:
     """Raises as `weight_layout`."""
     ends = (weight_layout(shape, role, layouts, name) for name in (src, dst))
-    return _transfer(strategy_of(layouts, src, dst), *ends)
+    return _transfer(strategy_of(layouts, src, dst), *ends, ITEMSIZE[wire_precision(layouts, src, dst)])
+
+
+def wire_precision(layouts: Mapping[str, LayoutSpec], src: str, dst: str) -> str:
+    """What weights travel in between two layouts: the narrower of the two, as the other end has no more or keeps no more."""
+    return min((layouts[name].precision for name in (src, dst)), key=ITEMSIZE.__getitem__)
 
 
 def strategy_of(layouts: Mapping[str, LayoutSpec], src: str, dst: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Iterator
 
 from compiler import codec
 from compiler.gathers import STRATEGIES
+from compiler.execution import execution_fault
 from compiler.layout import ModelLayout
 from compiler.plan import LayoutSpec, Plan
 from compiler.shapes import ModelShape
@@ -90,7 +91,10 @@ def _layout_fault(plan: Plan, name: str, spec: LayoutSpec) -> str:
             return f"there is no strategy `{spec.strategy}`"
     if spec.engine and spec.engine not in ENGINES[stage]:
         return f"there is no engine `{spec.engine}` for it"
-    layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp)
+    fault = execution_fault(spec, stage)
+    if fault:
+        return fault
+    layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp, spec.chunks)
     return misfit(shape_of(plan, model), layout, engine_of(plan.layouts, name))
 
 

@@ -4,6 +4,8 @@
         actor/                         a Hugging Face folder, for each model whose weights the run changes
         training/actor/exp_avg/        the moments of its optimizer, under the names of the weights that they belong to
         training/actor/exp_avg_sq/
+        training/actor/master/         its weights in 32 bits, if it has fewer
+        ahead/                         with `lag = 1`, the next batch: see `runtime.ahead`
         checkpoint.json                iteration, data positions, states, optimizer steps, and a SHA-256 of every file
 
 A checkpoint is written beside its place and renamed, so one that is there is whole. Draws have names, which need no state.
@@ -17,16 +19,18 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Iterator, Mapping, Optional
 
 from rlhf_dsl.diagnostics import fault
+from runtime import ahead
+from runtime.engines.base import MASTER, MOMENTS
+from runtime import ahead
 from runtime.executor.executor import Executor
 from runtime.executor.models import Models
-from runtime.hf_folder import HFFolder, config_for_role, read_config, write_folder
+from runtime.hf_folder import HFFolder, config_for_role, read_config, write_parts
 
 FORMAT = "rlflow.checkpoint/1"
 FILE = "checkpoint.json"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 BLOCK = 1 << 20
 
 
@@ -45,7 +49,7 @@ def name_of(iteration: int) -> str:
 
 
 def write(folder: Path, models: Models, executor: Executor, iteration: int) -> Path:
-    """Writes `folder/step-N`. Collective: weights are gathered to rank 0, one model at a time. Raises R0163."""
+    """Writes `folder/step-N`. Collective: weights are gathered to rank 0, a file's worth at a time. Raises R0163."""
     path = folder / name_of(iteration)
     beside = folder / f".{path.name}"
     first = models.job.rank == 0
@@ -53,23 +57,27 @@ def write(folder: Path, models: Models, executor: Executor, iteration: int) -> P
         shutil.rmtree(beside, ignore_errors=True)
     for model in models.changing:
         _write_model(beside if first else None, models, model)
+    ahead.write(beside if first else None, executor)
     if first:
         _finish(beside, path, executor, iteration)
     return path
 
 
 def _write_model(beside: Optional[Path], models: Models, model: str) -> None:
-    spec = models.plan.models[model]
-    weights = models.whole(model)
-    if beside is not None:
-        config = config_for_role(read_config(models.folders[model]), spec.role)
-        write_folder(beside / model, config | {"dtype": "float32"}, weights, companions=models.folders[model])
-    if spec.optimizer is None:
-        return
-    for moment in MOMENTS:
-        tensors = models.whole(model, models.moments(model, moment))
-        if beside is not None:
-            write_folder(beside / "training" / model / moment, {}, tensors)
+    folder = models.folders[model]
+    config = config_for_role(read_config(folder), models.plan.models[model].role)
+    config |= {"dtype": str(models.dtype(model)).removeprefix("torch.")}
+    _write_parts(beside and beside / model, config, models.parts(model), folder)
+    for moment in models.moments(model):
+        _write_parts(beside and beside / "training" / model / moment, {}, models.parts(model, moment), None)
+
+
+def _write_parts(path: Optional[Path], config: Mapping[str, Any], parts: Iterator, companions: Optional[str]) -> None:
+    """On a rank that does not write: takes part."""
+    if path is not None:
+        write_parts(path, config, parts, companions)
+    for _ in parts:
+        pass
 
 
 def _finish(beside: Path, path: Path, executor: Executor, iteration: int) -> None:
@@ -120,10 +128,13 @@ def restore(path: Path, models: Models, executor: Executor) -> int:
     """Brings models and executor to where the checkpoint is. Returns its iteration."""
     progress = read_progress(path)
     for model in models.changing:
-        models.load_weights(model, HFFolder(path / model))
+        training = path / "training" / model
+        wide = (training / MASTER).is_dir()  # what a model of fewer bits became, which a run of either precision takes
+        models.load_weights(model, HFFolder(training / MASTER if wide else path / model))
         if models.plan.models[model].optimizer is not None:
-            moments: dict[str, Any] = {m: HFFolder(path / "training" / model / m) for m in MOMENTS}
+            moments = {moment: HFFolder(training / moment) for moment in MOMENTS}
             models.load_moments(model, moments, progress.optimizer_steps[model])
+    ahead.restore(path, executor)
     executor.positions = dict(progress.positions)
     executor.states = dict(progress.states)
     models.optimizer_steps = dict(progress.optimizer_steps)

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Iterable, Mapping, Optional, Union
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +20,7 @@ from rlhf_dsl.diagnostics import fault
 from runtime.transfer import check_size, clear_padding, covered_elements
 from runtime.weight_files import INDEX, SINGLE, WeightFiles
 
+PART_BYTES = 512 << 20  # of a file, and of what is gathered at once to write it
 COMPANIONS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -78,63 +79,78 @@ def config_for_role(config: Mapping[str, Any], role: str) -> dict[str, Any]:
 
 def write_folder(
     path: Union[str, Path], config: Mapping[str, Any], tensors: Mapping[str, Tensor],
-    companions: Optional[Union[str, Path]] = None, shard_bytes: int = 5 << 30,
+    companions: Optional[Union[str, Path]] = None, shard_bytes: int = PART_BYTES,
+) -> None:
+    """As `write_parts`. tensors: canonical, whole; they are stored in their dtype, in files of about `shard_bytes`."""
+    names = in_parts({name: tensor.nbytes for name, tensor in tensors.items()}, shard_bytes)
+    write_parts(path, config, ({name: tensors[name] for name in part} for part in names), companions)
+
+
+def in_parts(sizes: Mapping[str, int], most: int = PART_BYTES) -> list[tuple[str, ...]]:
+    """Tensors of so many bytes in their order, in runs of at most `most` bytes, or of one tensor."""
+    parts: list[tuple[str, ...]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not parts or size > room:
+            parts.append(())
+            room = most
+        parts[-1] += (name,)
+        room -= size
+    return parts
+
+
+def write_parts(
+    path: Union[str, Path], config: Mapping[str, Any], parts: Iterable[Mapping[str, Tensor]],
+    companions: Optional[Union[str, Path]] = None,
 ) -> None:
     """Writes a folder that transformers and vLLM load; what stood at `path` is replaced only when all is written.
 
-    tensors: canonical, whole; they are stored in their dtype, in files of at most about `shard_bytes`
+    parts: canonical tensors, whole, a file's worth at a time; each may go when the next is asked for
     companions: a folder whose tokenizer and generation config belong to this model too
     Raises DiagnosticError R0163 if it cannot be written.
     """
     try:
-        _write_beside(Path(path), config, tensors, companions, shard_bytes)
+        _write_beside(Path(path), config, parts, companions)
     except (OSError, SafetensorError) as error:
         raise fault("R0163", place=str(path), reason=getattr(error, "strerror", None) or error) from error
 
 
-def _write_beside(path: Path, config: Mapping, tensors: Mapping[str, Tensor], companions, shard_bytes: int) -> None:
+def _write_beside(path: Path, config: Mapping, parts: Iterable[Mapping[str, Tensor]], companions) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
-        _write_content(beside, config, tensors, companions, shard_bytes)
+        (beside / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+        for name in COMPANIONS if companions is not None else ():
+            if (Path(companions) / name).is_file():
+                shutil.copyfile(Path(companions) / name, beside / name)
+        _write_weights(beside, parts)
         beside.chmod(0o777 & ~_umask())
         _swap(beside, path)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _write_content(folder: Path, config: Mapping, tensors: Mapping[str, Tensor], companions, shard_bytes: int) -> None:
-    (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
-    for name in COMPANIONS if companions is not None else ():
-        if (Path(companions) / name).is_file():
-            shutil.copyfile(Path(companions) / name, folder / name)
-    shards = _shards(tensors, shard_bytes)
-    if len(shards) == 1:
-        _save(folder / SINGLE, shards[0], tensors)
+def _write_weights(folder: Path, parts: Iterable[Mapping[str, Tensor]]) -> None:
+    """The files get their names when it is known how many there are."""
+    held: list[tuple[str, ...]] = []
+    size = 0
+    for part in parts:
+        _save(folder / f"{len(held)}.part", part)
+        held.append(tuple(part))
+        size += sum(tensor.nbytes for tensor in part.values())
+    if len(held) == 1:
+        (folder / "0.part").rename(folder / SINGLE)
         return
-    places = {}
-    for i, names in enumerate(shards, 1):
-        file = f"model-{i:05}-of-{len(shards):05}.safetensors"
-        _save(folder / file, names, tensors)
-        places |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": places}
+    files = [f"model-{i:05}-of-{len(held):05}.safetensors" for i in range(1, len(held) + 1)]
+    for i, file in enumerate(files):
+        (folder / f"{i}.part").rename(folder / file)
+    places = {name: file for names, file in zip(held, files) for name in names}
+    index = {"metadata": {"total_size": size}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _shards(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += tensor.nbytes
-    return shards
-
-
-def _save(file: Path, names: list[str], tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: tensors[name].detach().cpu().contiguous() for name in names}, file, metadata={"format": "pt"})
+def _save(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, file, metadata={"format": "pt"})
     with open(file, "rb") as written:
         os.fsync(written.fileno())
 

@@ -147,6 +147,26 @@ def test_constraints_are_kept(tmp_path):
     assert sorted(resolve(plan.layouts, "actor.generate").ranks) == list(range(8))
 
 
+def test_how_engines_compute_is_kept_where_it_has_something_to_act_on(tmp_path):
+    program = TRAINED + '''
+    actor: parallel(tp=2, pp=2, chunks=2), sequence_parallel(true), recompute(full), precision(bf16)
+    actor.generate: precision(fp32)
+    critic: optimizer(sharded), sequence_parallel(true)
+    ref: parallel(tp=2), sequence_parallel(true), precision(bf16)
+'''
+    plan = compiled(tmp_path, program, 4)
+    assert plan.layouts["actor.train"] == LayoutSpec(4, 2, 2, chunks=2, sequence_parallel=True, precision="bf16")
+    assert plan.layouts["critic.train"] == LayoutSpec(4, dp=4, sharded_optimizer=True)
+    assert plan.layouts["ref.forward"] == LayoutSpec(4, 2, dp=2, sequence_parallel=True, precision="bf16")
+    assert [s.recompute for s in loop_of(plan).body if isinstance(s, TrainStep)] == [True, False]
+    narrow = compiled(tmp_path, program.replace("    actor.generate: precision(fp32)\n", ""), 4)
+    assert (plan.layouts["actor.generate"].precision, narrow.layouts["actor.generate"].precision) == ("fp32", "bf16")
+    wide = compiled(tmp_path, program.replace(", precision(bf16)\n    actor.gen", "\n    actor.gen"), 4)
+    moved = [next(s.total_bytes for s in p.steps if isinstance(s, Reshard)) for p in (plan, narrow, wide)]
+    assert moved[0] == moved[1] == moved[2] // 2 > 0
+    assert resolve(plan.layouts, "actor.train").layers(4, 0) == (range(0, 1), range(2, 3))
+
+
 def placed_by(tmp_path: Path, constraints: str, ranks: int) -> dict[tuple[str, ...], tuple[int, int]]:
     """(first, ranks) of each group, which the layouts of its models have, too."""
     plan = compiled(tmp_path, TRAINED + constraints, ranks)
@@ -219,6 +239,11 @@ FAULTS = [
     ("ref.generate: parallel(tp=2)", 2, "P0105", "a stage that `ref` does not have", "forward"),
     ("actor: parallel(tp=2)\n    actor.forward: parallel(tp=1)", 2, "P0108", "`tp` is 1 here and 2 there", "leave one"),
     ("actor.generate: parallel(pp=2)", 2, "P0102", "no pipeline", "degrees"),
+    ("critic: parallel(pp=2, chunks=4)", 2, "P0102", "pp 2 in 4 chunks exceeds the 4 layers", "degrees"),
+    ("critic: parallel(tp=2, chunks=2)", 2, "P0102", "a pipeline", "degrees"),
+    ("ref: recompute(full)", 2, "P0117", "`ref.forward` takes no `recompute`", "`train`"),
+    ("actor.generate: sequence_parallel(true)", 2, "P0117", "`actor.generate` takes no `sequence_parallel`", "`forward`"),
+    ("ref: optimizer(sharded)", 2, "P0117", "`ref.forward` takes no `optimizer`", "`train`"),
 ]
 
 

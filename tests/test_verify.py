@@ -108,6 +108,8 @@ LAYOUTS = [
     (LayoutSpec(4, tp=3), "is not its number of ranks"), (LayoutSpec(8, dp=8), "outside the world"),
     (LayoutSpec(4, tp=4, dp=0), "number of ranks"), (LayoutSpec(2, dp=2, first=3), "outside the world"),
     (LayoutSpec(4, pp=2, dp=2, within="critic.train"), "does not lie within"),
+    (LayoutSpec(4, dp=4, precision="fp8"), "no precision `fp8`"), (LayoutSpec(4, dp=4, chunks=2), "need a pipeline"),
+    (LayoutSpec(4, dp=4, sequence_parallel=True), "needs tensor"), (LayoutSpec(4, 4, sharded_optimizer=True), "optimizer"),
     (LayoutSpec(4, dp=4, within="actor.generate"), "does not lie within"), (LayoutSpec(4, dp=4, engine="vllm"), "no engine `vllm`"),
 ]
 

@@ -6,6 +6,7 @@ from typing import Iterator, Mapping, Optional, Sequence
 
 from compiler.constraints import FORWARD, GENERATE, TRAIN, Stage, asked_of_stages
 from compiler.cost.training import FORWARD_TOKENS
+from compiler.execution import executed
 from compiler.machine import Machine
 from compiler.placement import Batching, Placement
 from compiler.plan import Alternative, GroupSpec, LayoutSpec
@@ -70,10 +71,10 @@ def packed(machine: Machine, sizes: Sequence[int]) -> list[int]:
 def _layout(stage: Stage, choice: Choice, groups: Sequence[GroupSpec], stages: Sequence[Stage]) -> LayoutSpec:
     group = next(g for g in groups if stage.model in g.models)
     if stage.stage != GENERATE:
-        return LayoutSpec(group.ranks, *choice.layout, group.first)
+        return executed(LayoutSpec(group.ranks, *choice.layout, group.first), stage, stages)
     within = next(s.target for s in stages if s.model == stage.model and s.stage in (TRAIN, FORWARD))
     tp = choice.generate.tp if choice.generate else choice.layout.tp  # no choice: it samples in evaluations alone
-    return LayoutSpec(group.ranks, tp, 1, group.ranks // tp, group.first, within, stage.engine)
+    return executed(LayoutSpec(group.ranks, tp, 1, group.ranks // tp, group.first, within, stage.engine), stage, stages)
 
 
 def _batching(stage: Stage, choice: Choice) -> Batching:

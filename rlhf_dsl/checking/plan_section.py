@@ -8,21 +8,22 @@ from typing import Any, Optional
 from rlhf_dsl import ast
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.checking.names import lookup
-from rlhf_dsl.checking.settings import AT_LEAST_1, keyword_settings, setting
+from rlhf_dsl.checking.settings import AT_LEAST_1, TRUE_OR_FALSE, keyword_settings, setting
 from rlhf_dsl.diagnostics import Label, did_you_mean
 from rlhf_dsl.typed import Constraint
 
 STAGES = ("train", "forward", "generate")
-DEGREES = {"tp": AT_LEAST_1, "pp": AT_LEAST_1, "dp": AT_LEAST_1}
+DEGREES = {"tp": AT_LEAST_1, "pp": AT_LEAST_1, "dp": AT_LEAST_1, "chunks": AT_LEAST_1}
 ASSUMED = {"prompt": AT_LEAST_1, "response": AT_LEAST_1, "longest": AT_LEAST_1}
-COUNTS = ("micro_batch", "tokens", "devices")
+VALUES = {"micro_batch": AT_LEAST_1, "tokens": AT_LEAST_1, "devices": AT_LEAST_1, "sequence_parallel": TRUE_OR_FALSE}
 ENGINES = ("megatron", "torch", "vllm")
 STRATEGIES = ("zero_redundancy", "vanilla", "all_gather", "minimal")
-CHOICES = {"engine": ENGINES, "reshard": STRATEGIES}
-ITEMS = ("parallel", *COUNTS, *CHOICES, "colocate")
-_SIGNATURES = {"parallel": "parallel(tp=, pp=, dp=)", "colocate": "colocate(model)",
+CHOICES = {"engine": ENGINES, "reshard": STRATEGIES, "recompute": ("full", "none"),
+           "optimizer": ("sharded", "replicated"), "precision": ("fp32", "bf16")}
+ITEMS = ("parallel", *VALUES, *CHOICES, "colocate")
+_SIGNATURES = {"parallel": "parallel(tp=, pp=, dp=, chunks=)", "colocate": "colocate(model)",
                **{name: f"{name}({' or '.join(known)})" for name, known in CHOICES.items()},
-               **{name: f"{name}(N)" for name in COUNTS}}
+               **{name: f"{name}({'N' if rule is AT_LEAST_1 else rule[0]})" for name, rule in VALUES.items()}}
 
 
 def plan(cx: Context, section: ast.Section) -> tuple[Constraint, ...]:
@@ -106,8 +107,8 @@ def _item(cx: Context, item: ast.Expr, model: str) -> dict[str, Any]:
         cx.error("E0109", item.span, name=name, expected="other arguments", given=len(item.args) + len(item.keywords),
                  help=f"it is `{_SIGNATURES[name]}`")
         return {}
-    if name in COUNTS:
-        value = setting(cx, name, item.args[0], AT_LEAST_1)
+    if name in VALUES:
+        value = setting(cx, name, item.args[0], VALUES[name])
         return {} if value is None else {name: value}
     return _choice(cx, name, item.args[0]) if name in CHOICES else _colocate(cx, item, model)
 

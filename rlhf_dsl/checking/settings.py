@@ -14,6 +14,7 @@ from rlhf_dsl.diagnostics import did_you_mean
 Rule = tuple[str, Callable[[Any], bool]]
 AT_LEAST_0: Rule = ("a whole number of at least 0", lambda v: is_count(v) and v >= 0)
 AT_LEAST_1: Rule = ("a whole number of at least 1", lambda v: is_count(v) and v >= 1)
+TRUE_OR_FALSE: Rule = ("true or false", lambda v: isinstance(v, bool))
 ZERO_OR_ONE: Rule = ("0 or 1", lambda v: is_count(v) and v in (0, 1))
 
 

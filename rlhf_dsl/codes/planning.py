@@ -89,6 +89,12 @@ CODES: tuple[Code, ...] = (
         "take {less} ranks (`--ranks {less}`)",
     ),
     Code(
+        "P0117", "`{target}` takes no `{item}`",
+        "Recomputation and the optimizer's states are of a trained model; `sequence_parallel` and `chunks` cut a model that "
+        "trains or scores. Generation runs with a cache and one stage.",
+        "say it of a model's stage {stages}, or leave it out", status=3,
+    ),
+    Code(
         "P0118", "`{target}: devices({devices})` is no number of devices that a set of models can have on cluster {cluster}",
         "On a described cluster a set of models has whole nodes, or a part of a node that divides it.",
         "take {near}",

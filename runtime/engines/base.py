@@ -23,7 +23,7 @@ SITES = {
     "scores": "token",
     "last_value": "last", "score": "last",
 }
-MASTER = "master"
+MOMENTS, MASTER = ("exp_avg", "exp_avg_sq"), "master"
 OPERATIONS = {
     "policy": ("logprobs", "entropy"),
     "value": ("values", "last_value"),
@@ -136,3 +136,7 @@ class Engine(Protocol):
     @property
     def parameter_bytes(self) -> int:
         """Bytes of this rank's parameters."""
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of what this rank keeps of `moments`."""

@@ -212,6 +212,10 @@ class MegatronEngine:
             self.load_moment(moment, wide)
 
     @property
+    def optimizer_bytes(self) -> int:
+        return self._optimizer.bytes if self._optimizer is not None else 0
+
+    @property
     def parameter_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.export().values())
 

@@ -18,10 +18,8 @@ from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor
 
-from runtime.engines.base import MASTER, AdamW
+from runtime.engines.base import MASTER, MOMENTS, AdamW
 from runtime.meshes import LayoutGroups
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -167,6 +165,10 @@ class MegatronAdamW:
         self._steps = steps
         for state in self._adamw.state.values():
             state["step"].fill_(float(steps))
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for part in self._parts for tensor in part.states.values())
 
     def moment(self, name: str) -> dict[str, Tensor]:
         """f32 tensors of the sizes of the parameters, gathered from all data shards, on each of them."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
-from typing import Any, Mapping, Optional
+from typing import Any, Iterator, Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -17,14 +18,16 @@ from compiler.sources import resolve_model
 from compiler.weights import WeightLayout
 from compiler.wellformed import shape_of
 from rlhf_dsl.typed import Optimizer
-from runtime.engines.base import AdamW, Engine
-from runtime.hf_folder import HFFolder
+from runtime.engines.base import MASTER, MOMENTS, AdamW, Engine, Execution
+from runtime.hf_folder import HFFolder, in_parts
+from runtime.in_place import InPlace
 from runtime.meshes import Job, Mesh
 from runtime.schedule import learning_rate
 from runtime.tokenizer import Tokenizer
 from runtime.transfer import WeightMover
 
 GENERATE = ".generate"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def layouts_of(plan: Plan) -> dict[str, ModelLayout]:
@@ -48,6 +51,7 @@ class Models:
         self._movers: dict[tuple[str, str], WeightMover] = {}
         self._version = dict.fromkeys(plan.models, 0)  # rises when weights change
         self._placed: dict[str, int] = {}  # generation layout -> version of its weights
+        self._in_place: dict[str, Optional[InPlace]] = {}  # generation layout -> its memory, shared with training's
         self.optimizer_steps = dict.fromkeys(plan.models, 0)
 
     @cached_property
@@ -59,7 +63,16 @@ class Models:
     # ---- engines
 
     def engine(self, layout: str) -> Any:
-        """This rank's engine of a layout, None if it is not in it."""
+        """This rank's engine of a layout with its weights in memory, None if it is not in it. Collective.
+
+        A layout that shares memory with another one takes it: that one's weights are gone, and come back likewise.
+        """
+        if layout in self._in_place and layout not in self._placed:
+            self.reshard(self.plan.layouts[layout].within, layout)
+        self._take_back(layout)
+        return self._engine(layout)
+
+    def _engine(self, layout: str) -> Any:
         if self.job.rank not in self.layouts[layout]:
             return None
         if layout not in self._engines:
@@ -69,7 +82,7 @@ class Models:
     def prepare(self) -> None:
         """Makes every engine now, so that what is wrong with a model shows before the first iteration."""
         for layout in self.layouts:
-            self.engine(layout)
+            self._engine(layout)
 
     def _make(self, layout: str) -> Any:
         model = layout.split(".")[0]
@@ -79,7 +92,9 @@ class Models:
         from runtime.engines.megatron import MegatronEngine
 
         spec = self.plan.models[model]
-        engine: Engine = MegatronEngine(self.shapes[model], spec.role, self.layouts[layout], self.mesh, _adamw(spec.optimizer))
+        engine: Engine = MegatronEngine(
+            self.shapes[model], spec.role, self.layouts[layout], self.mesh, _adamw(spec.optimizer), self._execution(layout),
+        )
         engine.load(HFFolder(self.folders[model]))
         return engine
 
@@ -88,7 +103,16 @@ class Models:
 
         place = self.layouts[layout]
         groups = self.mesh.groups(place)
-        return SamplerEngine(self.shapes[model], place, self.job.rank, groups.tp if place.tp > 1 else None)
+        return SamplerEngine(
+            self.shapes[model], place, self.job.rank, groups.tp if place.tp > 1 else None, dtype=self._dtype(layout),
+        )
+
+    def _execution(self, layout: str) -> Execution:
+        spec = self.plan.layouts[layout]
+        return Execution(self._dtype(layout), spec.sequence_parallel, spec.sharded_optimizer)
+
+    def _dtype(self, layout: str) -> torch.dtype:
+        return DTYPES[self.plan.layouts[layout].precision]
 
     def _vllm(self, model: str, layout: str) -> Any:
         from runtime.engines.vllm import VLLMEngine
@@ -108,16 +132,37 @@ class Models:
         version = self._version[src.split(".")[0]]
         if self._placed.get(dst) == version:
             return
+        held = self._weights(src)
         self._placed[dst] = version
-        self.mover(src, dst).move(self._weights(src), self._weights(dst))
+        there = self._weights_of(dst, self._engine(dst))
+        if not self._shares_memory(src, dst):
+            self.mover(src, dst).move(held, there)
+            return
+        if dst not in self._in_place:
+            self._in_place[dst] = InPlace(self.mover(src, dst).transfer, self.job.rank, held, there) if held else None
+        memory = self._in_place[dst]
+        self.mover(src, dst).move(held, there, memory and memory.arrives, memory and memory.left)
+
+    def _shares_memory(self, src: str, dst: str) -> bool:
+        """Whether weights take turns in memory: those that change in a run, in one precision, in engines that let them."""
+        specs = self.plan.layouts
+        alike = specs[dst].within == src and self._dtype(src) == self._dtype(dst) and not self.plan.run.lag
+        return alike and dst.split(".")[0] in self.changing and transitions.engine_of(specs, dst) == "torch"
+
+    def _take_back(self, layout: str) -> None:
+        """The memory of `layout` from a generation layout that has it."""
+        for dst, memory in self._in_place.items():
+            if self.plan.layouts[dst].within == layout and self._placed.pop(dst, None) is not None and memory:
+                memory.give_back()
 
     def mover(self, src: str, dst: str) -> WeightMover:
         """The move between two layouts; it counts the bytes that this rank sent and received. Collective."""
         if (src, dst) not in self._movers:
             strategy = transitions.strategy_of(self.plan.layouts, src, dst)
-            transfer = transfer_by(strategy, self.weight_layout(src), self.weight_layout(dst))
+            dtype = DTYPES[transitions.wire_precision(self.plan.layouts, src, dst)]
+            transfer = transfer_by(strategy, self.weight_layout(src), self.weight_layout(dst), dtype.itemsize)
             self.mesh.make(transfer.groups)
-            self._movers[src, dst] = WeightMover(transfer, self.job.rank, groups=self.mesh.group)
+            self._movers[src, dst] = WeightMover(transfer, self.job.rank, dtype=dtype, groups=self.mesh.group)
         return self._movers[src, dst]
 
     def bytes_moved(self) -> dict[str, tuple[int, int]]:
@@ -125,7 +170,9 @@ class Models:
         return {f"{src} to {dst}": (m.bytes_sent, m.bytes_received) for (src, dst), m in self._movers.items()}
 
     def _weights(self, layout: str) -> dict[str, Tensor]:
-        engine = self.engine(layout)
+        return self._weights_of(layout, self.engine(layout))
+
+    def _weights_of(self, layout: str, engine: Any) -> dict[str, Tensor]:
         if engine is None:
             return {}
         return engine.weights if layout.endswith(GENERATE) else engine.export()
@@ -141,22 +188,35 @@ class Models:
         written = {s.args[1] for s in self.plan.steps if isinstance(s, Action) and s.kind in ("copy", "ema")}
         return tuple(name for name, spec in self.plan.models.items() if spec.optimizer or name in written)
 
-    def whole(self, model: str, tensors: Optional[Mapping[str, Tensor]] = None) -> dict[str, Tensor]:
-        """The canonical tensors of a model on rank 0, {} elsewhere. Collective.
+    def whole(self, model: str) -> dict[str, Tensor]:
+        """The canonical tensors of a model on rank 0, {} elsewhere. Collective."""
+        return {name: tensor for part in self.parts(model) for name, tensor in part.items()}
 
-        tensors: this rank's local tensors to gather in place of the weights, e.g. those of the optimizer
+    def parts(self, model: str, moment: str = "") -> Iterator[dict[str, Tensor]]:
+        """The canonical tensors of a model, or of a moment of its optimizer, on rank 0, {} elsewhere. Collective.
+
+        They come a file's worth at a time, so that no rank has to hold a whole model; all ranks take every part.
         """
-        src = self.weight_layout(self.home_layout(model))
-        disk = WeightLayout(src.shape, src.role, ModelLayout((0,)), "disk")
-        into = {name: torch.empty(size) for name, size in disk.local_tensors(self.job.rank).items()}
-        held = self._weights(self.home_layout(model)) if tensors is None else tensors
-        WeightMover(redistribute(src, disk), self.job.rank).move(held, into)
-        return into
+        layout = self.home_layout(model)
+        src, dtype = self.weight_layout(layout), torch.float32 if moment else self._dtype(layout)
+        engine = self.engine(layout)
+        held = engine.moment(moment) if moment and engine is not None else self._weights(layout)
+        bytes_of = {name: math.prod(size) * dtype.itemsize for name, size in src.tensors.items()}
+        for names in in_parts(bytes_of):
+            disk = WeightLayout(src.shape, src.role, ModelLayout((0,)), "disk", names)
+            into = {name: torch.empty(size, dtype=dtype) for name, size in disk.local_tensors(self.job.rank).items()}
+            WeightMover(redistribute(src, disk, dtype.itemsize), self.job.rank, dtype=dtype).move(held, into)
+            yield into
 
-    def moments(self, model: str, moment: str) -> dict[str, Tensor]:
-        """This rank's part of a moment of the optimizer, by the names of the weights; {} where the model is not."""
-        engine = self.engine(f"{model}.train")
-        return engine.moment(moment) if engine is not None else {}
+    def moments(self, model: str) -> tuple[str, ...]:
+        """What a checkpoint keeps of a model's optimizer, of each parameter."""
+        if self.plan.models[model].optimizer is None:
+            return ()
+        return MOMENTS if self.plan.layouts[f"{model}.train"].precision == "fp32" else (*MOMENTS, MASTER)
+
+    def dtype(self, model: str) -> torch.dtype:
+        """Of its weights at home."""
+        return self._dtype(self.home_layout(model))
 
     def load_weights(self, model: str, folder: HFFolder) -> None:
         """The weights of a folder in place of those that the model began with."""

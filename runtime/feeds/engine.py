@@ -44,7 +44,9 @@ class FeedEngine:
         fed = {operation: self._values(operation, index, temperature, self.update) for operation in operations}
         return {operation: values[ragged_index(counts, samples)] for operation, (values, counts) in fed.items()}
 
-    def train(self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective) -> list[dict[str, Tensor]]:
+    def train(
+        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False
+    ) -> list[dict[str, Tensor]]:
         outputs = []
         for i, calls in enumerate(micro_batches):
             results = {name: self._output(call) for name, call in calls.items()}

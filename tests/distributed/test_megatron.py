@@ -14,7 +14,11 @@ from runtime.launch import mpiexec, rank_environment
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-BOUNDS = {"results": 2e-5, "norm": 1e-5, "weights": 1e-5, "folder": 0}
+# Of `rounding` the unit is how far Hugging Face in bf16 is off, of `masters` the learning rate; savings are what is left.
+BOUNDS = {
+    "results": 2e-5, "norm": 1e-5, "weights": 1e-5, "folder": 0, "rounding": 2, "bf16 norm": 0.01, "masters": 0.5,
+    "states, sharded": 0.55, "activations, sequence": 0.95, "activations, recompute": 0.2,
+}
 FOUR_RANKS = [
     *(f"llama policy {degrees}" for degrees in ("tp1 pp1 dp1", "tp2 pp1 dp1", "tp1 pp2 dp1", "tp1 pp1 dp2")),
     *(f"llama policy {degrees}" for degrees in ("tp2 pp1 dp2", "tp1 pp2 dp2", "tp2 pp2 dp1", "tp4 pp1 dp1")),
@@ -34,7 +38,7 @@ FOUR_RANKS = [
         "llama policy", "qwen2 policy, tied", "llama policy, 1 kv head", "llama policy, 3 layers",
         "llama policy, tied, linear rope", "qwen3 policy", "mistral policy, window",
     )),
-    "empty shard", "alternating", "two batches", "checkpoint",
+    "bf16, llama policy", "bf16, qwen3 policy", "savings", "empty shard", "alternating", "two batches", "checkpoint",
 ]
 EIGHT_RANKS = ["llama policy tp2 pp2 dp2", "llama policy tp1 pp4 dp2", "qwen2 policy, tied tp2 pp2 dp2"]
 
@@ -74,4 +78,5 @@ def test_eight_ranks(eight, case):
 def check(differences: dict[str, float]) -> None:
     differences.pop("seconds")
     assert differences
-    assert {name: value for name, value in differences.items() if not value <= BOUNDS[name.split(",")[0]]} == {}
+    bounds = {name: BOUNDS.get(name, BOUNDS.get(name.split(",")[0])) for name in differences}
+    assert {name: value for name, value in differences.items() if not value <= bounds[name]} == {}
