@@ -66,10 +66,16 @@ def test_tensor_parallelism_of_generation(validate):
         assert found.tp == found.measured_tp, found
 
 
+def test_strong_scaling(validate):
+    """Up to five hundredths of what was measured, an average over more models and algorithms than these."""
+    mean = statistics.mean(s.efficiency for s in validate.scalings())
+    assert mean == pytest.approx(validate.rows("hybridflow.json")["shares"]["strong_scaling_efficiency_8_to_128"], abs=0.05)
+
+
 @pytest.mark.parametrize("name, tp", [("llama-2-7b", 2), ("llama-2-13b", 4)])
 def test_the_search_chooses_that_tensor_parallelism(validate, name, tp):
     """With the training state on the device, as measured; with it in the host's memory 13B has tp 2 and 4 alike."""
-    one = validate.machine(ROOT / "programs" / "clusters" / "a100-16x8.toml", 16)
+    one = validate.machine(validate.A100, 16)
     model = PlacedModel("actor", "policy", model_shape(name), trained=True)
     sampled, trained = (Call("actor", kind, 1024, 1024, 1024, minibatches=8) for kind in (GENERATE, TRAIN))
     workload = Workload((model,), (Stage("generation", (sampled,)), Stage("training", (trained,))))

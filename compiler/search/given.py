@@ -13,12 +13,12 @@ from compiler.search.options import symmetric_options
 from compiler.search.thinning import EXACT
 
 
-def seconds_of_groups(fronts: Fronts, groups: Mapping[Sequence[str], int]) -> Optional[float]:
-    """Seconds of an iteration with these sets of models on these numbers of devices and the best layouts."""
+def stages_of_groups(fronts: Fronts, groups: Mapping[Sequence[str], int]) -> Optional[tuple[float, ...]]:
+    """Seconds by stage with these sets of models on these numbers of devices and the best layouts; None if none fit."""
     names = [model.name for model in fronts.workload.models]
     sets = [fronts.of_set(fronts.key([names.index(n) for n in group]), 0, count) for group, count in groups.items()]
-    sums = (sum(map(max, zip(*(point.times for point in points)))) for points in itertools.product(*sets))
-    return min(sums, default=None)
+    stages = (tuple(map(max, zip(*(point.times for point in points)))) for points in itertools.product(*sets))
+    return min(stages, key=sum, default=None)
 
 
 def symmetric(workload: Workload, machine: Machine, tp: int) -> Optional[tuple[Degrees, tuple[float, ...]]]:

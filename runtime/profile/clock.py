@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from runtime.meshes import Job
 
-ROUNDS = 3
-MOST_TIMES = 2000
+ROUND_S = 2e-3  # short enough that many a round is not interrupted by other work
+LEAST_ROUNDS, MOST_ROUNDS = 5, 200
 
 
 class Clock:
@@ -21,11 +21,12 @@ class Clock:
         self.job, self._seconds = job, seconds
 
     def __call__(self, work: Callable[[], object]) -> float:
-        """Seconds of one `work()` on the slowest rank, in the quietest of three rounds. Collective."""
+        """Seconds of one `work()` on the slowest rank, in the quietest of many short rounds. Collective."""
         work()
-        once = self._timed(work, 1)
-        times = max(1, min(MOST_TIMES, int(self._seconds / ROUNDS / max(once, 1e-9))))
-        return min(self._timed(work, times) for _ in range(ROUNDS))
+        once = max(self._timed(work, 1), 1e-9)
+        times = max(1, round(ROUND_S / once))
+        rounds = int(min(max(self._seconds / (once * times), LEAST_ROUNDS), MOST_ROUNDS))
+        return min(self._timed(work, times) for _ in range(rounds))
 
     def _timed(self, work: Callable[[], object], times: int) -> float:
         """All ranks hear the slowest, so that they agree on how often to repeat."""
