@@ -38,7 +38,8 @@ def machine(nodes=2, **changes) -> Machine:
 
 @pytest.mark.parametrize("name, billions", [
     ("llama-1-65b", 65.3), ("llama-2-7b", 6.74), ("llama-2-13b", 13.02), ("llama-2-70b", 68.98),
-    ("codellama-34b", 33.74), ("llama-3-8b", 8.03), ("llama-3-70b", 70.55), ("llama-3.1-405b", 405.9),
+    ("codellama-34b", 33.74), ("codellama-70b", 68.98), ("llama-3.1-8b", 8.03), ("llama-3-8b", 8.03), ("ministral-8b", 8.02),
+    ("llama-3-70b", 70.55), ("llama-3.1-405b", 405.9),
     ("llama-3.2-1b", 1.24), ("qwen2.5-0.5b", 0.494), ("qwen2.5-7b", 7.62), ("qwen2.5-32b", 32.8),
     ("qwen2.5-72b", 72.7), ("qwen3-8b", 8.19), ("qwen3-32b", 32.8), ("mistral-7b", 7.24),
     ("mistral-nemo-12b", 12.2), ("mistral-small-24b", 23.6), ("mistral-large-123b", 122.6),
@@ -57,6 +58,11 @@ def test_sizes_count_all_but_norms_and_biases(name):
 def test_an_unknown_shape_is_a_diagnostic():
     with pytest.raises(DiagnosticError, match="P0112"):
         model_shape("llama-2-8b")
+
+
+def test_the_cluster_files_that_come_with_the_project():
+    names = {path.stem for path in (ROOT / "programs" / "clusters").glob("*.toml")}
+    assert names >= {"laptop", "a100-1x8", "a100-16x8", "h100-16x8", "h100-128x8", "mixed"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "programs" / "clusters").glob("*.toml")), ids=lambda p: p.stem)
