@@ -145,12 +145,12 @@ def _layout(stage: Stage, stages: Iterable[Stage], group: GroupSpec, own: bool, 
     if group.ranks % needed or dp and needed != group.ranks:
         raise _misfits(stage, needed, group, own, source)
     within = next((s.target for s in stages if s.model == stage.model and s.stage != GENERATE), "")
-    within = within if stage.stage == GENERATE else ""
-    return LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within, stage.engine,
+    within = within if stage.stage == GENERATE and stage.target not in group.models else ""
+    spec = LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within, stage.engine,
                       stage.items.get("reshard", ZERO_REDUNDANCY))
-
-
     return executed(spec, stage, stages)
+
+
 def _misfits(stage: Stage, needed: int, group: GroupSpec, own: bool, source: Source) -> DiagnosticError:
     exact = bool(stage.degree("dp"))
     at = next(stage.at[axis] for axis in DEGREES if axis in stage.at)
