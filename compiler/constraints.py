@@ -137,13 +137,18 @@ def asked_sets(checked: Checked) -> tuple[ModelSet, ...]:
     for constraint in checked.constraints:
         items = dict(constraint.items)
         if "devices" in items:
-            mine = of[constraint.model]
+            mine = of.setdefault(_asking(constraint, checked.run.lag), ModelSet((target(constraint),)))
             _put(of, _joined(mine, ModelSet(mine.models, items["devices"], constraint), source))
         for other in items.get("colocate", ()):
             _put(of, _joined(of[constraint.model], of[other], source))
-    order = {name: i for i, name in enumerate(checked.models)}
+    order = {name: i for i, name in enumerate((*checked.models, *of))}
     ordered = (dataclasses.replace(s, models=tuple(sorted(s.models, key=order.__getitem__))) for s in of.values())
     return tuple(dict.fromkeys(ordered))
+
+
+def _asking(constraint: Constraint, lag: int) -> str:
+    """Whose ranks `devices` speaks of: with `lag = 1` sampling may have its own, beside all models."""
+    return target(constraint) if lag and constraint.stage == GENERATE else constraint.model
 
 
 def _put(of: dict[str, ModelSet], joined: ModelSet) -> None:

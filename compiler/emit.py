@@ -129,6 +129,9 @@ class _Emitter:
 
     def iteration(self) -> Iterator[Step]:
         yield from self.section(names.ROLLOUT)
+        ahead = tuple(dataclasses.replace(step, ahead=1) for step in self.section(names.AHEAD))
+        begun = max((i for i, step in enumerate(ahead, 1) if isinstance(step, Generate)), default=len(ahead))
+        yield from ahead[:begun]
         for update in self.checked.updates:
             before = tuple(self.section(names.before(update.index)))
             body = tuple(self.section(names.update(update.index)))
@@ -137,6 +140,7 @@ class _Emitter:
         if self.checked.states:
             yield CommitStates()
         yield from self.section(names.COMMIT)
+        yield from ahead[begun:]
 
     def evaluations(self) -> Iterator[EvalSection]:
         for index, section in enumerate(self.checked.evals):

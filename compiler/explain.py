@@ -112,7 +112,8 @@ class _Text:
 
 def told(step: Any) -> str:
     """`forward logp_old`, with what is worth saying of it."""
-    return f"load {step.name}: {', '.join(step.columns)}" if step.op == "load" else title_of(step)
+    title = f"load {step.name}: {', '.join(step.columns)}" if step.op == "load" else title_of(step)
+    return f"{title}, of the next iteration" if getattr(step, "ahead", 0) else title
 
 
 # ---- JSON ----------------------------------------------------------------------------------------

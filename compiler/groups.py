@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Iterable, Iterator
 
-from compiler.plan import GroupSpec, Plan
+from compiler.plan import GroupSpec, LayoutSpec, Plan
 
 
 def groups_of(plan: Plan) -> tuple[GroupSpec, ...]:
@@ -13,7 +13,10 @@ def groups_of(plan: Plan) -> tuple[GroupSpec, ...]:
 
 
 def group_faults(plan: Plan) -> Iterator[str]:
-    """Groups are disjoint, every model is in one of them, and its layouts have all of the group's ranks."""
+    """Groups are disjoint, every model is in one of them, and its layouts have all of the group's ranks.
+
+    Sampling of the next iteration's batch may be on ranks of no group.
+    """
     groups = groups_of(plan)
     for name in plan.models:
         if sum(group.models.count(name) for group in groups) != 1:
@@ -30,6 +33,15 @@ def group_faults(plan: Plan) -> Iterator[str]:
             yield f"the groups of {', '.join(one.models)} and {', '.join(other.models)} share ranks"
     of = {name: group for group in groups for name in group.models}
     for name, spec in plan.layouts.items():
+        if plan.run.lag and name.endswith(".generate") and not spec.within:
+            yield from _apart_faults(name, spec, ordered)
+            continue
         group = of.get(name.rpartition(".")[0])
         if group is not None and (spec.first, spec.ranks) != (group.first, group.ranks):
             yield f"layout `{name}` does not have the ranks of its group"
+
+
+def _apart_faults(name: str, spec: LayoutSpec, groups: Iterable[GroupSpec]) -> Iterator[str]:
+    for group in groups:
+        if spec.first < group.first + group.ranks and group.first < spec.first + spec.ranks:
+            yield f"layout `{name}` shares ranks with the group of {', '.join(group.models)} and is not within it"

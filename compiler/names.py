@@ -8,6 +8,7 @@ from compiler.exprs import brief
 from rlhf_dsl.typed import Bind, Expr
 
 ROLLOUT, SETUP, COMMIT = "rollout", "setup", "commit"
+AHEAD = "ahead"  # of the rollout with `lag = 1`: what an iteration does for the next one
 
 
 def prefix(section: str, index: int) -> str:

@@ -47,7 +47,7 @@ def place(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, 
     """Layouts of all models on `ranks` ranks, or on a number that the constraints allow. Raises DiagnosticError P01.
 
     Sets of models with `devices(n)` get n ranks for themselves, in order of declaration. The models of all other sets
-    share the ranks that are left.
+    share the ranks that are left. With `lag = 1` sampling may have ranks for itself, too; they belong to no group.
     """
     source = Source(checked.path, checked.text)
     stages, sets = asked_of_stages(checked), asked_sets(checked)
@@ -57,8 +57,9 @@ def place(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, 
     groups = _groups(checked, sets, stages, world)
     layouts: dict[str, LayoutSpec] = {}
     for stage in stages:
-        group = next(g for g in groups if stage.model in g.models)
-        own = any(stage.model in s.models and s.devices for s in sets)
+        name = stage.target if any(stage.target in g.models for g in groups) else stage.model
+        group = next(g for g in groups if name in g.models)
+        own = any(name in s.models and s.devices for s in sets)
         layouts[stage.target] = _layout(stage, stages, group, own, source)
         _check_fit(stage, shapes[stage.model], layouts[stage.target], source)
     return Placement(world, layouts, {s.target: _batching(s) for s in stages}, groups)
@@ -91,7 +92,8 @@ def _own_ranks(sets: Iterable[ModelSet]) -> int:
 def _sharing(stages: Iterable[Stage], sets: Iterable[ModelSet]) -> tuple[Stage, ...]:
     """The stages of models without ranks for themselves."""
     models = {model for s in sets if not s.devices for model in s.models}
-    return tuple(stage for stage in stages if stage.model in models)
+    own = {name for s in sets if s.devices for name in s.models}
+    return tuple(stage for stage in stages if stage.model in models and stage.target not in own)
 
 
 def _step(stages: Iterable[Stage]) -> int:

@@ -3,6 +3,9 @@
 Expressions are ids: positions in `Plan.exprs`. The order inside `UpdateLoop.body` is the order of execution for one
 mini-batch: forwards that must be known first, `Statistics`, the train steps of all models, records (averaged over the
 iteration's mini-batches), optimizer steps.
+
+`ahead`: 1 of a step that an iteration does on the rows of the next one. Before the first iteration these steps are done
+for it, in their order.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ class Load:
     name: str
     columns: tuple[str, ...]
     line: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Reshard:
     total_bytes: int = 0
     strategy: str = "zero-redundancy"
     line: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Transfer:
     dst: str
     call: str = ""
     line: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class Generate:
     model: str
     layout: str
     line: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Reply:
     expr: int
     policy: str
     line: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,7 @@ class Equation:
     values: tuple[Named, ...]
     minibatch: bool = False
     line: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True)

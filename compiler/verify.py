@@ -7,7 +7,7 @@ they cut; all ranks walk one list of steps, so that each meets its peers in ever
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, Optional
 
 from compiler import codec
 from compiler.arrival import arrival_faults
@@ -91,7 +91,12 @@ def _flow_faults(plan: Plan) -> Iterator[str]:
     setup = _Flow(plan, "setup", frozenset())
     yield from setup.walk(plan.setup)
     ready = frozenset(s.dst for s in plan.setup if s.op == "reshard")
-    yield from _Flow(plan, "steps", ready).walk(plan.steps)
+    begun = _Flow(plan, "ahead", ready)
+    yield from begun.walk(s for s in plan.steps if getattr(s, "ahead", 0))
+    flow = _Flow(plan, "steps", ready)
+    flow.home, flow.following = set(begun.home), _Flow(plan, "ahead", ready)
+    yield from flow.walk(plan.steps)
+    yield from _ahead_faults(plan)
     for section in plan.evals:
         yield from _Flow(plan, section.name, ready).walk(section.steps)
     yield from _training_faults(plan)
@@ -100,7 +105,8 @@ def _flow_faults(plan: Plan) -> Iterator[str]:
 class _Flow:
     """What is known where, at a point of one section.
 
-    home: ids of expressions; there, made: by call, what was moved to it and what it has made; weights: layouts with some
+    home: ids of expressions; there, made: by call, what was moved to it and what it has made
+    weights: layouts with some; following: of the rows of the next iteration
     """
 
     def __init__(self, plan: Plan, where: str, weights: frozenset[str]) -> None:
@@ -108,6 +114,7 @@ class _Flow:
         self.home: set[int] = set()
         self.there: dict[str, set[int]] = {}
         self.made: dict[str, set[int]] = {}
+        self.following: Optional[_Flow] = None
         self.weights = set(weights)
         self.checks = {
             "load": self._load, "reshard": self._reshard, "transfer": self._transfer, "generate": self._generate,
@@ -118,7 +125,8 @@ class _Flow:
 
     def walk(self, steps: Iterable[Any]) -> Iterator[str]:
         for i, step in enumerate(steps):
-            check = self.checks.get(step.op)
+            flow = self.following if getattr(step, "ahead", 0) and self.following else self
+            check = flow.checks.get(step.op)
             for reason in check(step) if check else ():
                 yield f"{self.where}[{i}] `{step.name}`: {reason}"
 
@@ -226,6 +234,17 @@ class _Flow:
 def _told(row: Any) -> str:
     words = [str(row.attrs[k]) for k in ("model", "operation", "name", "column") if k in row.attrs]
     return f"a `{row.op}` ({'.'.join(words)})"
+
+
+def _ahead_faults(plan: Plan) -> Iterator[str]:
+    """The next batch is sampled by the weights that this iteration's updates start with."""
+    trained = False
+    for i, step in enumerate(plan.steps):
+        trained |= step.op in ("update", "action")
+        if trained and step.op in ("reshard", "generate") and step.ahead:
+            yield f"steps[{i}] `{step.name}` is of the next iteration, but stands below what changes the weights"
+        if getattr(step, "ahead", 0) not in (0, plan.run.lag):
+            yield f"steps[{i}] `{step.name}` is {step.ahead} iterations ahead, the run {plan.run.lag}"
 
 
 def _training_faults(plan: Plan) -> Iterator[str]:

@@ -24,7 +24,6 @@ from typing import Any, Iterator, Mapping, Optional
 from rlhf_dsl.diagnostics import fault
 from runtime import ahead
 from runtime.engines.base import MASTER, MOMENTS
-from runtime import ahead
 from runtime.executor.executor import Executor
 from runtime.executor.models import Models
 from runtime.hf_folder import HFFolder, config_for_role, read_config, write_parts

@@ -133,9 +133,12 @@ def test_a_plan_has_ranks(tmp_path):
         place(checked, dict.fromkeys(checked.models, ModelShape("llama", 1, 1, 1, 1, 1, 1, 1)), CLUSTER, 0)
 
 
-def test_what_is_not_executed_yet_is_refused():
-    checked = loads("rollout:\n    metric m = 1\nrun:\n    steps = 1\n    lag = 1\n")
-    with pytest.raises(DiagnosticError, match="P0111.*`lag = 1`"):
+def test_what_is_not_executed_yet_is_refused(tmp_path):
+    prompts = "rollout:\n    y[b, g, t] = actor.generate(prompts, env=e, turns=2)\n    metric m = mean(length[t](y))\n"
+    op = "from rlhf_dsl import op\n\n\n@op\ndef e(prompt: str, turns: str) -> str:\n    return ''\n"
+    (tmp_path / "ops.py").write_text(op)
+    checked = checked_text(tmp_path, "from ops import e\n" + GROUPS + prompts)
+    with pytest.raises(DiagnosticError, match="P0111.*`env=`"):
         compile_program(checked, CLUSTER, 1)
 
 
@@ -169,7 +172,7 @@ def job(tmp_path):
 def test_a_rank_that_raised_is_reported_with_its_place(job):
     plan, folder = job
     position = Position(folder, 1)
-    position.at(7, 0)
+    position.at(7, 1)
     position.close()
     failure = {"rank": 1, "rendered": "", "kind": "ValueError", "text": "no such luck", "trace": "Traceback ...",
                "code": 70, "time": 0.0, "consequence": False}

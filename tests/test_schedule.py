@@ -1,4 +1,4 @@
-"""The order of a plan lets models on different ranks compute at the same time: nothing between two calls waits needlessly."""
+"""The order of a plan lets models on different ranks compute at once: nothing between two calls waits needlessly."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from compiler.ir import FlowGraph
 from compiler.passes.cse import CommonSubexpressions
 from compiler.passes.dce import DeadCode
 from compiler.passes.fuse import FuseCalls
+from compiler.passes.pipeline import Pipeline
 from compiler.passes.place import Place
 from compiler.passes.reshard import Reshard
 from compiler.passes.schedule import Schedule
@@ -18,7 +19,7 @@ from rlhf_dsl.typed import Checked, Expr
 
 Pass = Callable[[FlowGraph], FlowGraph]
 
-NAMES = ("cse", "dce", "fuse", "split_reductions", "place", "shard", "reshard", "schedule")
+NAMES = ("cse", "dce", "fuse", "split_reductions", "pipeline", "place", "shard", "reshard", "schedule")
 
 
 def equation_passes(checked: Checked, wanted: frozenset[Expr] = frozenset()) -> tuple[Pass, ...]:
@@ -28,7 +29,7 @@ def equation_passes(checked: Checked, wanted: frozenset[Expr] = frozenset()) -> 
 
 def placement_passes(checked: Checked, placement: Placement) -> tuple[Pass, ...]:
     """Those that follow: where everything lies and what moves."""
-    return Place(placement), Shard(), Reshard(changing_models(checked)), Schedule()
+    return Pipeline(checked.run.lag), Place(placement), Shard(), Reshard(changing_models(checked)), Schedule()
 
 
 def changing_models(checked: Checked) -> frozenset[str]:

@@ -41,9 +41,14 @@ class Reshard:
                 continue
             seen.add((op.model, phase))
             dst = layout_of(op, graph.side["layouts"])
-            src = graph.side["layouts"][dst].within
+            src = _kept_in(op.model, graph.side["layouts"])
             name = f"weights of {op.model}"
             yield make_op(name, "reshard", model=op.model, phase=phase, span=op.span, src=src, dst=dst)
+
+
+def _kept_in(model: str, layouts: dict) -> str:
+    """The layout that the weights of a model are kept in."""
+    return next(name for name in (names.layout_name(model, s) for s in ("train", "forward")) if name in layouts)
 
 
 def _first(ops: list[Op], phase: str, model: str) -> int:

@@ -1,8 +1,8 @@
 """Orders the operations of each phase so that calls of models on different ranks lie beside each other.
 
 Every rank walks the same list, so that each send, receive and collective meets its peers in the same order; a rank
-outside a call's layout skips it. What keeps it waiting is then a transfer home or a value of all rows. So rows leave for
-every call that can begin, then the calls compute, then comes what a further call waits for, and only then the rest.
+outside a call's layout skips it. What keeps it waiting is then a transfer home or a value of all rows. So rows leave
+for every call that can begin, then the calls compute, then comes what a further call waits for, and then the rest.
 """
 
 from __future__ import annotations

@@ -7,16 +7,17 @@ layout computes nothing and goes on. All ranks of the job take part in `arrive` 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 
 from compiler.plan import Forward, Generate, TrainStep
-from runtime.executor.generation import GenerateCall
+from runtime.executor.generation import GenerateCall, ToldCall
 from runtime.executor.model_calls import ForwardCall
 from runtime.executor.scope import Scope
 from runtime.executor.training import TrainCall
 
 if TYPE_CHECKING:
-    from runtime.executor.executor import Executor
+    from runtime.executor.executor import Executor as PlanExecutor
 
 KINDS = ("generate", "forward", "train")
 Step = Union[Generate, Forward, TrainStep]
@@ -33,19 +34,44 @@ class ModelCall(Protocol):
         """Results come home, into the scope."""
 
 
-def begin(executor: "Executor", step: Step, scope: Scope) -> ModelCall:
+class Aside:
+    """A call that computes in a thread of its own until its results leave, while this rank goes on with the plan.
+
+    It is for ranks that are in no other layout: what they are needed for meanwhile are their rows at home.
+    """
+
+    def __init__(self, call: ModelCall, thread: Executor) -> None:
+        self._call, self._thread = call, thread
+        self._done: Optional[Future] = None
+
+    def arrive(self) -> None:
+        self._call.arrive()
+
+    def compute(self, engine: Any) -> None:
+        self._done = self._thread.submit(self._call.compute, engine)
+
+    def leave(self) -> None:
+        if self._done is not None:
+            self._done.result()
+        self._call.leave()
+
+
+def begin(executor: "PlanExecutor", step: Step, scope: Scope) -> ModelCall:
     """The call of `step`; what it reads at home is evaluated."""
-    return _BEGINNINGS[step.op](executor, step, scope)
+    call = _BEGINNINGS[step.op](executor, step, scope)
+    return Aside(call, executor.thread) if executor.goes_aside(step) else call
 
 
-def _generate(executor: "Executor", step: Generate, scope: Scope) -> GenerateCall:
+def _generate(executor: "PlanExecutor", step: Generate, scope: Scope) -> ModelCall:
     expr, tokenizer = executor.exprs[step.expr], executor.models.tokenizers[step.model]
     executor.value(scope, expr.args[0])
-    draws = executor.plan.run.seed, executor.iteration.number
+    if expr in executor.told:
+        return ToldCall(scope, expr, executor.told.pop(expr))
+    draws = executor.plan.run.seed, executor.number_of(scope)
     return GenerateCall(executor.world, executor.models.layouts[step.layout], scope, expr, tokenizer, draws)
 
 
-def _forward(executor: "Executor", step: Forward, scope: Scope) -> ForwardCall:
+def _forward(executor: "PlanExecutor", step: Forward, scope: Scope) -> ForwardCall:
     exprs = {call.name: executor.exprs[call.expr] for call in step.calls}
     response = executor.exprs[step.response]
     if all(expr.attr("operation") == "score" for expr in exprs.values()):
@@ -53,7 +79,7 @@ def _forward(executor: "Executor", step: Forward, scope: Scope) -> ForwardCall:
     return ForwardCall(executor.world, executor.models.layouts[step.layout], scope, step, exprs, response)
 
 
-def _train(executor: "Executor", step: TrainStep, scope: Scope) -> TrainCall:
+def _train(executor: "PlanExecutor", step: TrainStep, scope: Scope) -> TrainCall:
     value = functools.partial(executor.value, scope)
     return TrainCall(executor.world, executor.models.layouts[step.layout], scope, step, executor.exprs, value)
 

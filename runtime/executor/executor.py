@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Callable, Iterator, Optional
 
 import torch
@@ -23,6 +25,7 @@ from runtime.executor.models import Models
 from runtime.executor.scope import Dims, Rows, Scope
 from runtime.kernels import KERNELS
 from runtime.places import place_of
+from runtime.sequences import Sequences
 from runtime.values import Value
 from runtime.world import World
 
@@ -70,6 +73,9 @@ class Executor:
         self.next_states: dict[str, float] = {}
         self.positions: dict[str, int] = {}
         self.iteration = Iteration(0)
+        self.current = self._scope()
+        self.following: Optional[Scope] = None  # with `lag = 1`, of the next iteration
+        self.told: dict[Expr, Sequences] = {}
         self._handlers = {
             "load": self._load, "reshard": self._reshard, "generate": self._compute, "reply": self._reply, "forward": self._compute,
             "train": self._compute, "statistics": self._statistics,
@@ -88,18 +94,44 @@ class Executor:
     def run_iteration(self, number: int) -> Iteration:
         """Iteration `number`, from 1: the rollout, the updates, the states. The data position advances."""
         self.iteration = Iteration(number)
-        scope = Scope(Rows(self.dims), self.world.rank, self.world.size)
+        scope = self.current = self.following or self._begun()
         self._seed_states(scope)
+        self.following = self._scope() if self.plan.run.lag and self.follows(number) else None
         for step in self.plan.steps:
-            self._do(step, scope)
+            self._walk(step)
         for root in scope.rows.size:
             self.positions[root] = self.positions.get(root, 0) + scope.rows.size[root]
         return self.iteration
 
+    def follows(self, number: int) -> bool:
+        """Whether there is an iteration after this one."""
+        return number < self.plan.run.steps
+
+    def _scope(self) -> Scope:
+        return Scope(Rows(self.dims), self.world.rank, self.world.size)
+
+    def _begun(self) -> Scope:
+        """What the iteration before would have done for this one, if there had been one."""
+        self.following, scope = None, self._scope()
+        for step in self.plan.steps:
+            if getattr(step, "ahead", 0):
+                self._do(step, scope)
+        return scope
+
+    def _walk(self, step: Step) -> None:
+        """A step on the rows that it is for."""
+        scope = self.following if getattr(step, "ahead", 0) else self.current
+        if scope is not None:
+            self._do(step, scope)
+
+    def number_of(self, scope: Scope) -> int:
+        """The iteration whose rows a scope of the rollout holds."""
+        return self.iteration.number + (scope is self.following)
+
     def evaluate(self, section: EvalSection) -> dict[str, Optional[float]]:
         """The metrics of an eval section; nothing else changes."""
         outer, self.iteration = self.iteration, Iteration(0)
-        scope = Scope(Rows(self.dims), self.world.rank, self.world.size)
+        scope = self._scope()
         self._seed_states(scope)
         for step in section.steps:
             self._do(step, scope)
@@ -109,7 +141,7 @@ class Executor:
 
     def setup(self) -> None:
         """What the plan does once before the first iteration."""
-        scope = Scope(Rows(self.dims), self.world.rank, self.world.size)
+        scope = self._scope()
         for step in self.plan.setup:
             self._do(step, scope)
         self.iteration = Iteration(0)
@@ -165,6 +197,8 @@ class Executor:
         stream, size = self.sources[step.name], self.plan.dims[step.name].size
         in_eval = any(step.name in section.roots for section in self.plan.evals)
         at = self.positions.get(step.name, 0) + scope.rows.drawn.get(step.name, 0)
+        if scope is self.following:
+            at += self.current.rows.size[step.name]
         drawn = stream.first(size) if in_eval else stream.rows(at, size)
         exprs = {c: self.data_exprs[c] for c in step.columns if c in self.data_exprs}
         loading.load(self.world, scope, step.name, stream.table, drawn, source.columns, exprs, self.models.tokenizers)
@@ -189,6 +223,16 @@ class Executor:
     def _compute(self, step: calls.Step, scope: Scope) -> None:
         """Ranks outside the layout have no engine and go on to what stands next."""
         scope.calls[step.name].compute(self.models.engine(step.layout))
+
+    def goes_aside(self, step: calls.Step) -> bool:
+        """Whether this rank is here for sampling alone, of the next iteration's batch beside this one's updates."""
+        others = (layout for name, layout in self.models.layouts.items() if name != getattr(step, "layout", ""))
+        return bool(getattr(step, "ahead", 0)) and not any(self.world.rank in layout for layout in others)
+
+    @cached_property
+    def thread(self) -> ThreadPoolExecutor:
+        """One: calls follow one another, in the order of the plan."""
+        return ThreadPoolExecutor(1)
 
     def _reply(self, step: steps_of.Reply, scope: Scope) -> None:
         expr = self.exprs[step.expr]

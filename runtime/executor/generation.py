@@ -70,6 +70,29 @@ class GenerateCall:
         scope.refresh()
 
 
+class ToldCall:
+    """A response that was sampled before the run went on from a checkpoint. told: of all samples, in their order."""
+
+    def __init__(self, scope: Scope, expr: Expr, told: Sequences) -> None:
+        self._scope, self._expr, self._told = scope, expr, told
+
+    def arrive(self) -> None:
+        """Nothing is asked."""
+
+    def compute(self, engine: Any) -> None:
+        """Nothing is sampled."""
+
+    def leave(self) -> None:
+        scope, expr, told = self._scope, self._expr, self._told
+        dims, name = scope.rows.dims.sample_dims(expr.type.dims), expr.attr("name")
+        known = torch.stack([told.prompt_lengths, told.response_lengths, told.response_lengths], 1)
+        set_lengths(scope, name, expr.type.dims, known)
+        here, texts = scope.rows.units(dims, scope.rows_of(dims[0], scope.rank)), scope.env[expr.args[0]].data
+        scope.prompt_texts[name] = [text for text in texts for _ in range(here.numel() // max(len(texts), 1))]
+        scope.env[expr] = Value(expr.type.dims, told.select(here))
+        scope.refresh()
+
+
 @dataclass(frozen=True)
 class Shares:
     """Prompts over the data shards of a generation layout.

@@ -1,4 +1,4 @@
-"""The plan never changes the result, wherever models lie: sets of models on ranks of their own equal the one-rank run."""
+"""The plan never changes the result, wherever models lie: models on ranks of their own equal the one-rank run."""
 
 from __future__ import annotations
 
@@ -23,18 +23,24 @@ SUBJECTS = {
     "ppo": Subject("ppo", "qwen2", SMALL | {"b": "7"}, ONE_STEP),
     "grpo": Subject("grpo", "tiny", SMALL | {"b": "6", "g": "2"}, (("temperature=1.0", "temperature=1.3"),)),
     "remax": Subject("remax", "tiny", SMALL | {"b": "7"}),
-    "safe_rlhf": Subject("safe_rlhf", "tiny", SMALL | {"b": "4"}, (("epochs=2, minibatches=4", "epochs=1, minibatches=2"),)),
+    "safe_rlhf": Subject("safe_rlhf", "tiny", SMALL | {"b": "4"},
+                         (("epochs=2, minibatches=4", "epochs=1, minibatches=2"),)),
 }
 # Sets of models, each with its number of ranks; the models of "rest" are all that no other set names.
 REST = ("rest",)
 PLACEMENTS = {
     "together": (((REST, 4),), ((REST, 3),)),
-    "pairs": (((("actor", "ref"), 2), (REST, 2)), ((("actor", "ref"), 3), (REST, 1)), ((("actor", "ref"), 1), (REST, 2))),
+    "pairs": (((("actor", "ref"), 2), (REST, 2)), ((("actor", "ref"), 3), (REST, 1)),
+              ((("actor", "ref"), 1), (REST, 2))),
     "actor alone": (((("actor",), 2), (REST, 2)), ((("actor",), 3), (REST, 1)), ((("actor",), 1), (REST, 3))),
 }
 EACH_ALONE = {
     "ppo": ((1, 1, 1, 1), (2, 1, 2, 3)), "grpo": ((2, 2), (3, 1), (1, 2), (4, 4), (1, 3), (2, 1)), "remax": ((2, 1, 1), (1, 1, 1)),
     "safe_rlhf": ((1, 1, 1, 1, 1, 1), (3, 1, 1, 1, 1, 1)),
+}
+MODELS = {
+    "ppo": ("actor", "ref", "critic", "reward"), "grpo": ("actor", "ref"), "remax": ("actor", "ref", "reward"),
+    "safe_rlhf": ("actor", "ref", "critic", "cost_critic", "reward", "cost"),
 }
 LARGE = ((REST, 8),), ((("actor", "ref"), 4), (REST, 4))
 DEGREES = {  # (tp, pp, dp) by the number of ranks
@@ -74,7 +80,8 @@ class Case:
             for model in members:
                 degrees = [d for d in DEGREES[ranks] if d[1] <= 2 or SUBJECTS[self.subject].base != "qwen2"]
                 tp, pp, dp = degrees[next(turns) % len(degrees)]
-                place = "" if models == REST else f"devices({ranks}), " if model == models[0] else f"colocate({models[0]}), "
+                place = f"devices({ranks}), " if model == models[0] else f"colocate({models[0]}), "
+                place = "" if models == REST else place
                 yield f"{model}: {place}parallel(tp={tp}, pp={pp}, dp={dp}), micro_batch({2 + self.turn})"
                 if model == "actor":
                     yield f"actor.generate: parallel(tp={2 if ranks % 2 == 0 and self.turn % 2 else 1})"
@@ -88,9 +95,7 @@ def cases() -> Iterator[Case]:
             for turn, sets in enumerate(choices):
                 yield Case(subject, placement, sets, turn)
         for turn, sizes in enumerate(EACH_ALONE[subject]):
-            models = {"ppo": ("actor", "ref", "critic", "reward"), "grpo": ("actor", "ref"), "remax": ("actor", "ref", "reward"),
-                      "safe_rlhf": ("actor", "ref", "critic", "cost_critic", "reward", "cost")}[subject]
-            yield Case(subject, "each alone", tuple(((m,), n) for m, n in zip(models, sizes)), turn)
+            yield Case(subject, "each alone", tuple(((m,), n) for m, n in zip(MODELS[subject], sizes)), turn)
     yield Case("ppo", "together", LARGE[0], 0)
     yield Case("ppo", "pairs", LARGE[1], 1)
     yield Case("safe_rlhf", "pairs", LARGE[1], 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,7 @@ class Oracle:
         self.drawn: dict[str, list[tuple[int, dict]]] = {}
         self.generated: dict[str, list[dict[Places, Response]]] = {}
         self.current = Iteration(0)
+        self.samplers = self.models  # what the batch is sampled by
 
     def run(self, steps: Optional[int] = None) -> list[Iteration]:
         """Iteration 0 holds the evaluations before the first step."""
@@ -92,6 +94,8 @@ class Oracle:
         scope = self._scope(roots)
         with torch.no_grad():
             self._rollout(scope)
+        if self.program.run.lag:  # one update old when the next batch is sampled
+            self.samplers = {name: copy.deepcopy(model) for name, model in self.models.items()}
         if not self._is_empty(scope):
             with torch.no_grad():
                 states = {name: float(scope.scalar(s.next)) for name, s in self.program.states.items()}
@@ -211,7 +215,8 @@ class Oracle:
         return {(): scope.scalar(self.program.states[expr.attr("name")].next)}
 
     def _generate(self, scope: Scope, expr: Expr) -> Cells:
-        name, model, tokens = expr.attr("name"), self.models[expr.attr("model")], self.tokens[expr.attr("model")]
+        models = self.samplers if self.current.number else self.models  # an evaluation takes the weights of now
+        name, model, tokens = expr.attr("name"), models[expr.attr("model")], self.tokens[expr.attr("model")]
         dims, prompts, data = expr.type.dims, expr.args[0], scope.evaluate(expr.args[0])
         options = self._options(expr, tokens)
         times = self.generated.setdefault(name, [])
@@ -319,7 +324,7 @@ def _refuse(program: Checked) -> None:
     """Raises ValueError for a form that is not evaluated here."""
     refill = any(isinstance(s, Keep) and s.refill for s in program.rollout)
     batched = any(op.batched for op in program.ops.values())
-    forms = {"`lag`": program.run.lag, "`refill`": refill, "`run: epochs`": program.run.epochs, "batched ops": batched}
+    forms = {"`refill`": refill, "`run: epochs`": program.run.epochs, "batched ops": batched}
     found = [name for name, used in forms.items() if used]
     if found:
         raise ValueError(f"the oracle does not evaluate {', '.join(found)}")
