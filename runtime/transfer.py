@@ -40,6 +40,7 @@ class WeightMover:
             raise ValueError(f"the transfer needs ranks {transfer.ranks}, the group has {tuple(peers)}")
         if dtype.itemsize != transfer.itemsize:
             raise ValueError(f"the plan counts {transfer.itemsize} bytes an element, {dtype} has {dtype.itemsize}")
+        self.transfer = transfer
         self._wire = Wire(rank, tuple(peers), group, groups, dtype, torch.device(device))
         self._covered = covered_elements(transfer.dst.pieces(rank))
         self._sizes = transfer.dst.local_tensors(rank)
