@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,9 @@ from compiler.explain import explain_text
 from compiler.plan import Plan
 from compiler.verify import faults
 from rlhf_dsl.diagnostics import DiagnosticError
+from rlhf_dsl.frontend import loads
+from runtime.feeds.command import evaluated
+from runtime.feeds.feed import feed_of
 from tests.compiling import CLUSTER, checked_text
 
 PROGRAM = """
@@ -98,6 +103,18 @@ def test_explain_says_which_iteration_a_step_is_of(tmp_path):
 def test_what_only_the_iteration_knows_cannot_be_in_its_batch(tmp_path, rollout, what):
     with pytest.raises(DiagnosticError, match="P0111.*" + what.replace("`", ".")):
         planned(tmp_path, rollout)
+
+
+def test_an_evaluation_on_given_numbers_is_of_one_iteration():
+    """So `lag` does not show in it, not even where a run would be refused."""
+    case = json.loads((Path(__file__).parent / "cases" / "keep_twice.json").read_text())
+    below = "    z[b, g, s] = actor.generate(prompts)"
+    lines = ["dim s <= 4", *case["program"][:13], below, *case["program"][13:]]
+    responses = case["feed"]["responses"] | {"z": {"lengths": [[1, 1, 1], [1, 1, 1]]}}
+    feed = feed_of("feed", {"format": "rlflow.feed/1", **case["feed"], "responses": responses})
+    runs = ["\n".join([*lines, "run:", "    steps = 3", f"    lag = {lag}", ""]) for lag in (0, 1)]
+    zero, one = (evaluated(loads(text, {}), feed) for text in runs)
+    assert zero == one
 
 
 def changed(plan: Plan, change) -> Plan:

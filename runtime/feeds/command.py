@@ -75,7 +75,8 @@ def plan_for_feed(checked: Checked, feed: Feed, shards: int, micro_batch: int) -
     trained = [m.name for m in checked.models.values() if m.optimizer]
     rows = (("micro_batch", micro_batch),) if micro_batch else ()
     limits = tuple(Constraint(name, "train", rows, Span()) for name in trained if rows)
-    checked = dataclasses.replace(checked, constraints=limits)
+    one = dataclasses.replace(checked.run, lag=0)  # an iteration alone has nothing to do for the next
+    checked = dataclasses.replace(checked, constraints=limits, run=one)
     shapes = dict.fromkeys(checked.models, SHAPE)
     placement = place(checked, shapes, local_cluster(), shards)
     graph = lower_and_place(checked, placement, wanted=frozenset(_bound_and_fed(checked, feed)))

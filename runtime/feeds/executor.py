@@ -64,10 +64,6 @@ class FeedExecutor(Executor):
 
     # ---- what the feed stands for
 
-    def follows(self, number: int) -> bool:
-        """A feed is of one iteration."""
-        return False
-
     def _seed_states(self, scope: Scope) -> None:
         self.scope = scope
         for name, value in self.feed.state.items():
