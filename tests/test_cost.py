@@ -38,8 +38,8 @@ def machine(nodes=2, **changes) -> Machine:
 
 @pytest.mark.parametrize("name, billions", [
     ("llama-1-65b", 65.3), ("llama-2-7b", 6.74), ("llama-2-13b", 13.02), ("llama-2-70b", 68.98),
-    ("codellama-34b", 33.74), ("codellama-70b", 68.98), ("llama-3.1-8b", 8.03), ("llama-3-8b", 8.03), ("ministral-8b", 8.02),
-    ("llama-3-70b", 70.55), ("llama-3.1-405b", 405.9),
+    ("codellama-34b", 33.74), ("codellama-70b", 68.98), ("llama-3.1-8b", 8.03), ("llama-3-8b", 8.03),
+    ("ministral-8b", 8.02), ("llama-3-70b", 70.55), ("llama-3.1-405b", 405.9),
     ("llama-3.2-1b", 1.24), ("qwen2.5-0.5b", 0.494), ("qwen2.5-7b", 7.62), ("qwen2.5-32b", 32.8),
     ("qwen2.5-72b", 72.7), ("qwen3-8b", 8.19), ("qwen3-32b", 32.8), ("mistral-7b", 7.24),
     ("mistral-nemo-12b", 12.2), ("mistral-small-24b", 23.6), ("mistral-large-123b", 122.6),
@@ -158,7 +158,9 @@ def test_states_take_eighteen_bytes_a_parameter():
 
 
 def test_activations_shrink_with_recomputing_and_tensor_parallelism():
-    size = lambda tp, recompute: training.activation_bytes(machine(), LLAMA, Degrees(tp, 1, 1), CALL, Micro(4, recompute))
+    def size(tp: int, recompute: bool) -> float:
+        return training.activation_bytes(machine(), LLAMA, Degrees(tp, 1, 1), CALL, Micro(4, recompute))
+
     assert size(1, True) < size(1, False) / 4
     assert size(8, False) == pytest.approx(size(1, False) / 8)
 
@@ -195,11 +197,14 @@ def test_waves_repeat_the_reading_of_weights():
     assert two - all_at_once == pytest.approx(512 * (32 * 2 * LLAMA.layer / 2e12 + head), rel=1e-3)
 
 
+def decoding(one: Machine, call: Call, sequences: int) -> float:
+    return generation.generate_time(one, LLAMA, Degrees(1, 1, 1), call, sequences).decode
+
+
 def test_the_tail_of_the_lengths_is_waited_for():
     """Rows that have ended are not read for: twice the steps, less than twice the seconds. No tail, no difference."""
     one, call = machine(), Call("m", GENERATE, 64, 128, 512)
-    times = [generation.generate_time(one, LLAMA, Degrees(1, 1, 1), dataclasses.replace(call, longest=longest), 64).decode
-             for longest in (0, 512, 1024, 4096)]
+    times = [decoding(one, dataclasses.replace(call, longest=longest), 64) for longest in (0, 512, 1024, 4096)]
     weights = 2 * (32 * LLAMA.layer + LLAMA.head) / 2e12
     assert times[0] == times[1]
     assert times[0] + 512 * weights < times[2] < 2 * times[0]
@@ -210,18 +215,15 @@ def test_a_tail_keeps_the_mean():
     """Where keys and values alone cost, all tokens of all lengths are as many as those of the mean."""
     one = machine(memory_bandwidth=1e18, flops=1e12)
     call = Call("m", GENERATE, 64, 1e6, 512)  # a long context, of which the response is a small part
-    times = [generation.generate_time(one, LLAMA, Degrees(1, 1, 1), dataclasses.replace(call, longest=longest), 64).compute
-             for longest in (512, 1024)]
+    times = [decoding(one, dataclasses.replace(call, longest=longest), 64) for longest in (512, 1024)]
     assert times[1] == pytest.approx(times[0], rel=0.02)
 
 
 def test_rows_enter_for_those_that_end():
     """Two waves: the first takes the mean, the last waits for the longest."""
     one, call = machine(), Call("m", GENERATE, 64, 128, 512, longest=1024)
-    times = {n: generation.generate_time(one, LLAMA, Degrees(1, 1, 1), c, 32).decode
-             for n, c in ((64, call), (32, dataclasses.replace(call, rows=32)))}
-    mean = dataclasses.replace(call, rows=32, longest=0)
-    assert times[64] - times[32] == pytest.approx(generation.generate_time(one, LLAMA, Degrees(1, 1, 1), mean, 32).decode)
+    both, last = (decoding(one, dataclasses.replace(call, rows=rows), 32) for rows in (64, 32))
+    assert both - last == pytest.approx(decoding(one, dataclasses.replace(call, rows=32, longest=0), 32))
 
 
 @pytest.mark.parametrize("train, tp", [((4, 1, 1), 2), ((4, 2, 1), 2), ((2, 2, 2), 2), ((4, 1, 2), 1), ((2, 1, 1), 2)])

@@ -98,7 +98,8 @@ def test_nothing_begins_before_what_it_reads_is_there(apart):
         if span.step.op == "transfer" and span.step.dst == "home":
             assert span.start >= done[span.step.call]
         if span.step.op in ("forward", "train"):
-            rows = [s.end for s in spans if s.step.op == "transfer" and s.step.call == span.step.name and s.step.src == "home"]
+            moves = [s for s in spans if s.step.op == "transfer" and s.step.src == "home"]
+            rows = [s.end for s in moves if s.step.call == span.step.name]
             assert rows and span.start >= max(rows)
 
 
@@ -114,7 +115,8 @@ def test_a_long_loop_is_followed_a_few_times(tmp_path):
 # ---- lengths ---------------------------------------------------------------------------------------
 
 def test_a_rollout_waits_for_the_longest_response_and_nothing_else_does(tmp_path):
-    plans = [compiled(tmp_path, PPO + f"    assume: response=4{more}\n", 4) for more in ("", ", longest=4", ", longest=12")]
+    tails = ("", ", longest=4", ", longest=12")
+    plans = [compiled(tmp_path, PPO + f"    assume: response=4{tail}\n", 4) for tail in tails]
     assert plans[2].assume == {"response": 4, "longest": 12}
     none, same, late = ({r.title: CostModel(p, CLUSTER).seconds(r.step, r.part) for r in rows_of(p)} for p in plans)
     assert none == same
@@ -143,7 +145,8 @@ def test_ranks_that_share_a_device_share_its_rates(plan):
 
 
 def test_a_call_is_dispatched_once_an_iteration(plan):
-    costs = [CostModel(plan, on(engine=Engine(1e-5, 1e-5, call, step))) for call, step in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))]
+    engines = [Engine(1e-5, 1e-5, call, step) for call, step in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))]
+    costs = [CostModel(plan, on(engine=engine)) for engine in engines]
     loop = next(s for s in plan.steps if isinstance(s, UpdateLoop))
     free, dispatched, stepped = (c.seconds(loop) for c in costs)
     assert dispatched - free == pytest.approx(2)  # two models are trained
@@ -170,7 +173,8 @@ def test_memory_follows_what_the_software_keeps(plan):
     small = CostModel(plan, on(storage=Storage())).memory("critic")
     assert small.weights == large.weights / 2 and small.gradients == large.gradients
     assert small.optimizer == 12 / 8 * large.optimizer / 2  # dp 2
-    assert CostModel(plan, on(storage=Storage())).memory("actor").generation < CostModel(plan, CLUSTER).memory("actor").generation
+    in_place, copied = (CostModel(plan, c).memory("actor").generation for c in (on(storage=Storage()), CLUSTER))
+    assert in_place < copied
 
 
 def test_a_small_memory_makes_waves(plan):

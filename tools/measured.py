@@ -75,7 +75,8 @@ def real_rows() -> Iterator[Row]:
         measured = row["iteration_s"]
         sizes = "+".join(str(row["sizes_b"][name]) for name in ("actor", "critic"))
         yield Row(f"{sizes}, {row['prompt']}+{row['response']}", row["gpus"], degrees,
-                  (measured["megatron_heuristic"], sum(seconds)), (measured["real"], found.iteration_s), groups_text(found))
+                  (measured["megatron_heuristic"], sum(seconds)), (measured["real"], found.iteration_s),
+                  groups_text(found))
 
 
 def groups_text(found) -> str:
@@ -100,7 +101,7 @@ SIZES = {"13B x4": (13,) * 4, "34B x4": (34,) * 4, "13B actor and ref, 70B criti
 
 
 class Winner(NamedTuple):
-    """stages: seconds of the placement that won where it was measured, None where it does not fit; best: of our search."""
+    """stages: seconds of the placement that won where it was measured, None where it does not fit; best: of our own"""
 
     models: str
     devices: int
@@ -142,8 +143,9 @@ def hybridflow_workload(models: str, published: bool = False) -> Workload:
     workload = ppo({name: model_shape(MODELS[size]) for name, size in sizes.items()}, 1024, 1024, 1024, minibatches=8)
     if not published:
         return workload
-    asked = {m.name: PUBLISHED.get(sizes[m.name], Asked()) if m.trained else Asked() for m in workload.models}
-    return dataclasses.replace(workload, models=tuple(dataclasses.replace(m, asked=asked[m.name]) for m in workload.models))
+    bound = (dataclasses.replace(m, asked=PUBLISHED.get(sizes[m.name], Asked())) if m.trained else m
+             for m in workload.models)
+    return dataclasses.replace(workload, models=tuple(bound))
 
 
 class Sensitivity(NamedTuple):

@@ -75,14 +75,15 @@ def _lost(found: list[Winner]) -> list[str]:
     lost = [w for w in found if not w.won]
     beside = next(w for w in found if (w.models, w.devices) == ("13B x4", 64))
     lines = ["## What is lost", "",
-             "Seconds of generation, scoring and training of the placement that was fastest there, and of the best here.",
-             "", "| models | devices | placement | generation | scoring | training |", "| --- | ---: | --- | ---: | ---: | ---: |"]
+             "Seconds of generation, scoring and training of the placement that was fastest there, and of the best",
+             "here.", "", "| models | devices | placement | generation | scoring | training |",
+             "| --- | ---: | --- | ---: | ---: | ---: |"]
     for w in lost:
         for words, stages in ((w.placement.replace("|", "\\|"), w.stages), (w.groups, w.best)):
             lines.append(f"| {w.models} | {w.devices} | {words} | " + " | ".join(f"{t:.1f}" for t in stages) + " |")
     lines += ["", *_WHY_LOST, "",
-              "Margins under other constants, and with the layouts of training that are published (13B tp8 pp1, 70B tp8",
-              "pp8) instead of the best:", "",
+              "Margins under other constants, and with the layouts of training that are published (13B tp8 pp1, 70B",
+              "tp8 pp8) instead of the best:", "",
               "| layouts of training | share of FLOP/s | share of links | "
               + " | ".join(f"{w.models}, {w.devices}" for w in (*lost, beside)) + " |",
               "| --- | ---: | ---: |" + " ---: |" * (len(lost) + 1)]
@@ -99,10 +100,11 @@ def _scaling() -> list[str]:
              "Speed-up of the searched placement from the least number of devices to 128, over that of the devices. No",
              "constant was chosen by it.", "",
              "| model x4 | from devices | s there | s on 128 | efficiency |", "| --- | ---: | ---: | ---: | ---: |"]
-    lines += [f"| {s.model} | {s.least} | {s.seconds[0]:.1f} | {s.seconds[1]:.1f} | {s.efficiency:.1%} |" for s in found]
+    for s in found:
+        lines.append(f"| {s.model} | {s.least} | {s.seconds[0]:.1f} | {s.seconds[1]:.1f} | {s.efficiency:.1%} |")
     mean = statistics.mean(s.efficiency for s in found)
-    return [*lines, "", f"On average {mean:.1%}; HybridFlow measured {there:.1%}, an average over its models and algorithms.",
-            ""]
+    return [*lines, "",
+            f"On average {mean:.1%}; HybridFlow measured {there:.1%}, an average over its models and algorithms.", ""]
 
 
 def _generation() -> list[str]:
@@ -125,18 +127,18 @@ def _transition() -> list[str]:
 
 
 _WHY_LOST = (
-    "**Each model alone.** The 2.1 million tokens of scoring take ref, on 16 devices, 11 s at the full 312 TFLOP/s and",
-    "22 s at the half that is assumed. On 64 devices that it shares with another model both take as long together. In",
-    "training the critic's 32 devices have half the rate of 64; what they save in summing gradients, 3/4 instead of 7/8",
-    "of the bytes around a ring, is less than that. So at any efficiency that all calls share, halves are faster. The",
-    "placement comes nearest where gradients are nearly all of training.",
+    "**Each model alone.** The 2.1 million tokens of scoring take ref, on 16 devices, 11 s at the full 312",
+    "TFLOP/s and 22 s at the half that is assumed. On 64 devices that it shares with another model both take as",
+    "long together. In training the critic's 32 devices have half the rate of 64; what they save in summing",
+    "gradients, 3/4 instead of 7/8 of the bytes around a ring, is less than that. So at any efficiency that all",
+    "calls share, halves are faster. The placement comes nearest where gradients are nearly all of training.",
     "",
-    "**The 70B critic alone.** Its training is 8.8e17 FLOP: 88 s on 64 devices at half of peak. Actor and critic in turn",
-    "on 128 take 52 s at the same efficiency, so the placement can only win if work on 128 devices loses two fifths of",
-    "it. It does so for the actor in tp8 pp1 dp16, where summing gradients takes longer than computing them. The search",
-    "is free to train it in tp4 pp8 dp4 instead, where little is summed. With the published layouts the row is nearly",
-    "won, or won where links are slower. But the slower links are, the more is lost where 13B on 64 devices was fastest",
-    "colocated (last column): no constants here have both.",
+    "**The 70B critic alone.** Its training is 8.8e17 FLOP: 88 s on 64 devices at half of peak. Actor and critic",
+    "in turn on 128 take 52 s at the same efficiency, so the placement can only win if work on 128 devices loses",
+    "two fifths of it. It does so for the actor in tp8 pp1 dp16, where summing gradients takes longer than",
+    "computing them. The search is free to train it in tp4 pp8 dp4 instead, where little is summed. With the",
+    "published layouts the row is nearly won, or won where links are slower. But the slower links are, the more",
+    "is lost where 13B on 64 devices was fastest colocated (last column): no constants here have both.",
 )
 _UNITS = (
     ("flops", "TFLOP/s", 1e12), ("memory", "GB", 1e9), ("memory_bandwidth", "GB/s", 1e9),

@@ -57,7 +57,7 @@ def idle(setting: Setting, model: str) -> float:
 
 
 def peak(setting: Setting, models: Iterable[str]) -> float:
-    """Bytes on the fullest rank of models that share ranks and take turns: all are idle but one, that does one thing."""
+    """Bytes on the fullest rank of models that share ranks and take turns: all but one are idle."""
     models = tuple(models)
     return sum(idle(setting, model) for model in models) + max((_work(setting, model) for model in models), default=0.0)
 

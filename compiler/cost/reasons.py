@@ -31,14 +31,15 @@ class Reasons:
 
     def generate(self, found: GenerateTime, call: Call, sequences: int, *more: tuple[float, str]) -> Estimate:
         rows, degrees = math.ceil(call.rows / self.degrees.dp), self.degrees
-        width = self.machine.storage.weight
+        width, context = self.machine.storage.weight, call.prompt + call.response / 2
         weights = bytes_text(width * self.sizes.held(degrees.tp, degrees.pp))
-        cache = bytes_text(width * sequences * (call.prompt + call.response / 2) * self.sizes.cached(degrees.tp, degrees.pp))
+        cache = bytes_text(width * sequences * context * self.sizes.cached(degrees.tp, degrees.pp))
         waves = plural(math.ceil(rows / sequences), "wave")
         return estimate(
             (found.prefill, "prompts: " + self._products(self._flops(rows, call.prompt))),
-            (found.compute, f"reads {weights} of weights and {cache} of keys and values {self._steps(call, rows, sequences):,.0f} "
-                            f"times for {sequences} of {plural(rows, 'row')} at once, {waves}, at {self._memory()}"),
+            (found.compute, f"reads {weights} of weights and {cache} of keys and values "
+                            f"{self._steps(call, rows, sequences):,.0f} times for {sequences} of {plural(rows, 'row')} "
+                            f"at once, {waves}, at {self._memory()}"),
             (found.tensor, self._collectives()), (found.host, self._host()),
             (found.handed, f"tokens through {plural(degrees.pp, 'stage')}"), *more,
         )

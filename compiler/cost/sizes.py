@@ -46,7 +46,7 @@ class Sizes:
         return -(-self.layers // pp)
 
     def cached(self, tp: int, pp: int = 1) -> float:
-        """Elements that a token of a sequence has in the key/value cache of each device; with fewer key/value heads than tp they are repeated."""
+        """Elements of a token in the key/value cache of each device; fewer key/value heads than tp are repeated."""
         return self.kv * self.stage_layers(pp) / min(tp, self.kv_heads)
 
     @property

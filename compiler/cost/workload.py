@@ -47,6 +47,7 @@ class Call:
 
     longest: tokens of the longest response; 0: all are as long as the average
     minibatches: optimizer steps an epoch; every sample is seen `epochs` times
+    counted: whether its time counts; that of evaluations does not, but there must be memory for them
     """
 
     model: str
@@ -57,6 +58,7 @@ class Call:
     longest: float = 0.0
     epochs: int = 1
     minibatches: int = 1
+    counted: bool = True
 
     @property
     def length(self) -> float:

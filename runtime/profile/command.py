@@ -20,6 +20,7 @@ from compiler.catalog import PREFIX, model_shape
 from compiler.cluster import MOST_LOCAL_RANKS, memory, physical_cores
 from compiler.commands import write
 from compiler.cost.sizes import sizes_of
+from compiler.reading.units import plural
 from compiler.shapes import ModelShape, shape_from_config
 from compiler.sources import resolve_model
 from rlhf_dsl.diagnostics import fault
@@ -37,7 +38,7 @@ def profile_command(args: Namespace) -> int:
     launch.check_number(ranks)
     shape = _shape(args.model)
     found: dict[str, float] = {}
-    say(f"measuring with {ranks} rank{'s' * (ranks > 1)} and the layers of {args.model}; other work on this machine shows")
+    say(f"measuring with {plural(ranks, 'rank')} and the layers of {args.model}; other work on this machine shows")
     for line in _lines(ranks, {"shape": dataclasses.asdict(shape), "seconds": args.seconds}):
         found[line["name"]] = line["value"]
         scale, unit = UNITS[line["unit"]]

@@ -34,7 +34,7 @@ def machine_of(found: Mapping[str, float], sizes: Sizes, devices: int, memory: f
 
 
 def _reached(found: Mapping[str, float], sizes: Sizes) -> float:
-    """The share of the products' rate at which a long forward takes what was measured, streaming and launching apart."""
+    """The share of the products' rate that a long forward reaches, streaming and launching apart."""
     tokens = long_batch(sizes)
     flops = layer_flops(sizes, tokens, LENGTH)
     streamed = 2 * ACTIVATION * SINGLE.weight * sizes.hidden * tokens / found["memory_bandwidth"]

@@ -31,10 +31,10 @@ def measured_layers(job: Job, clock: Clock, shape: ModelShape) -> Iterator[Layer
     shape = dataclasses.replace(shape, vocab=VOCAB, max_positions=max(shape.max_positions, 2 * LENGTH))
     tokens = long_batch(sizes_of(shape, "policy"))
     flat, deep = (_Model(job, shape, layers) for layers in (FLAT, DEEP))
-    for name, rows, what in (("short_forward", 1, "two tokens"), ("long_forward", tokens // LENGTH, f"{tokens} tokens")):
-        length = LENGTH if rows > 1 else 2
+    forwards = ("short_forward", 1, 2), ("long_forward", tokens // LENGTH, LENGTH)
+    for name, rows, length in forwards:
         of = [clock(model.forward(_batch(rows, length))) for model in (flat, deep)]
-        yield name, _slope(*of), "s", f"a layer, forward, {what}"
+        yield name, _slope(*of), "s", f"a layer, forward, {rows * length} tokens"
         if rows == 1:
             yield "call", max(of[0] - FLAT * _slope(*of), 0.0), "s", "a call of a model, beside its layers"
     of = [clock(model.train(_batch(tokens // LENGTH, LENGTH))) for model in (flat, deep)]
@@ -63,7 +63,8 @@ class _Model:
         return lambda: self.trainer.forward(batch, ("logprobs",))
 
     def train(self, batch: Sequences) -> Callable[[], Any]:
-        return lambda: self.trainer.train([{"logprobs": Call("logprobs", batch)}], lambda i, out: -out["logprobs"].sum())
+        calls = [{"logprobs": Call("logprobs", batch)}]
+        return lambda: self.trainer.train(calls, lambda i, outputs: -outputs["logprobs"].sum())
 
     def generate(self) -> Callable[[], Any]:
         options = SamplingOptions(max_tokens=DECODED, min_tokens=DECODED)

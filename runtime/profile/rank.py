@@ -85,10 +85,11 @@ def _links(job: Job, clock: Clock) -> Iterator[Measured]:
     backend = dist.get_backend()
     yield Measured("latency", latency, "s", f"a message of {backend}")
     entered = clock(lambda: dist.all_reduce(one))
-    yield Measured("collective", max(entered - messages * latency, 0.0), "s", "entering a collective, beside its messages")
+    waited = max(entered - messages * latency, 0.0)
+    yield Measured("collective", waited, "s", "entering a collective, beside its messages")
     seconds = clock(lambda: dist.all_reduce(large)) - messages * latency
-    moved = messages * SENT / job.size
-    yield Measured("links", moved / max(seconds, 1e-9), "B/s", f"an all-reduce of {SENT >> 20} MiB over {job.size} ranks")
+    rate = messages * SENT / job.size / max(seconds, 1e-9)
+    yield Measured("links", rate, "B/s", f"an all-reduce of {SENT >> 20} MiB over {job.size} ranks")
     yield Measured("step", clock(_exchange(job)), "s", "an exchange of rows among all ranks")
 
 
