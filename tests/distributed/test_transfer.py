@@ -45,7 +45,7 @@ def cases(tmp_path_factory) -> dict[str, dict]:
 
 
 def test_all_cases_ran(cases):
-    assert len(cases) == len(MODELS) * (6 * 13 + 2) + 1
+    assert len(cases) == len(MODELS) * (6 * 13 + 2) + 6 * 8 + 1
 
 
 def test_every_element_arrives_bitwise(cases):
@@ -71,3 +71,11 @@ def test_replicas_that_hold_all_receive_nothing(cases, model):
 def test_bf16_takes_half(cases, model):
     name = f"{model} tp4 pp1 dp1 to torch tp2"
     assert cases[f"{name} in bf16"]["moved"] * 2 == cases[name]["moved"] > 0
+
+
+def test_memory_in_place_is_what_is_planned(cases):
+    """Every allocation counted: weights of both layouts, buffers and what copying makes."""
+    in_place = {name: c for name, c in cases.items() if name.endswith("in place")}
+    assert len(in_place) == 6 * 8
+    for name, case in in_place.items():
+        assert 0.95 <= case["emptiest"] <= case["fullest"] <= 1, name

@@ -5,11 +5,13 @@ Prints one line of JSON per case from rank 0: bytes moved, wrong elements, ranks
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
 
 import torch
+from memory import Peak
 from mpi4py import MPI
 from safetensors.torch import load_file
 from torch import Tensor
@@ -17,11 +19,13 @@ from torch import Tensor
 from compiler import transitions
 from compiler.gathers import MINIMAL, STRATEGIES, transfer_by
 from compiler.layout import ModelLayout, generation_layout
-from compiler.redistribute import redistribute
+from compiler.redistribute import WeightTransfer, redistribute
+from compiler.residency import transition_bytes
 from compiler.shapes import shape_from_config
 from compiler.weights import WeightLayout
 from runtime import meshes
 from runtime.hf_folder import HFFolder
+from runtime.in_place import InPlace
 from runtime.transfer import WeightMover
 
 comm = MPI.COMM_WORLD
@@ -108,6 +112,48 @@ def sets_case(mesh: meshes.Mesh, folder: Path, name: str, train: ModelLayout, ge
     move(mesh, name, src, dst, source, canonical, torch.float32)
 
 
+def memory_cases(mesh: meshes.Mesh, folder: Path) -> None:
+    """Twice to generation and back in place: training has its weights as before, and memory is what is planned."""
+    shape, hf, everyone = shape_from_config(folder), HFFolder(folder), tuple(range(comm.size))
+    for tp, pp, dp in TRAINING:
+        train = ModelLayout(everyone, tp, pp, dp)
+        src = WeightLayout(shape, "policy", train, "megatron")
+        for n, strategy in itertools.product((1, 2), STRATEGIES):
+            dst = WeightLayout(shape, "policy", transitions.ORDERS[strategy](train, n), "torch")
+            transfer = transfer_by(strategy, src, dst)
+            mesh.make(transfer.groups)
+            training, generating = garbage(src, torch.float32), garbage(dst, torch.float32)
+            hf.read_into(training, src, comm.rank)
+            before = {name: tensor.clone() for name, tensor in training.items()}
+            right = {name: tensor.clone() for name, tensor in generating.items()}
+            WeightMover(transfer, comm.rank, groups=mesh.group).move(training, right)
+            bound = transition_bytes(transfer, comm.rank, SMALL_BUCKET)
+            wrong, most = in_place(mesh, transfer, (training, generating), (before, right), bound)
+            held = transfer.peak_bytes(comm.rank)
+            report(f"{folder.name} tp{tp} pp{pp} dp{dp} to tp{n} by {strategy} in place", wrong, False,
+                   fullest=comm.allreduce(most / bound, op=MPI.MAX), emptiest=comm.allreduce(most / bound, op=MPI.MIN),
+                   over_weights=comm.allreduce((bound - held) / held, op=MPI.MAX))
+
+
+def in_place(mesh: meshes.Mesh, transfer: WeightTransfer, ends: tuple[dict, dict], right: tuple[dict, dict],
+             bound: int) -> tuple[int, int]:
+    """(wrong elements at either end, the most bytes that tensors took)."""
+    training, generating = ends
+    tensors = [*training.values(), *generating.values()]
+    mover = WeightMover(transfer, comm.rank, groups=mesh.group, bucket_bytes=SMALL_BUCKET)
+    memory = InPlace(transfer, comm.rank, training, generating)
+    wrong = most = 0
+    for _ in range(2):
+        with Peak(tensors, bound) as peak:
+            mover.move(training, generating, memory.arrives, memory.left)
+        wrong += wrong_elements(generating, right[1])
+        with Peak(tensors, bound) as back:
+            memory.give_back()
+        wrong += wrong_elements(training, right[0]) + sum(t.untyped_storage().nbytes() for t in generating.values())
+        most = max(most, peak.most, back.most)
+    return wrong, most
+
+
 def subgroup_case(folder: Path) -> None:
     """Two of the four ranks move among themselves, in a group of their own, whose order is not that of the layout."""
     shape, ranks = shape_from_config(folder), (3, 1)
@@ -132,6 +178,7 @@ def main() -> None:
         sets_case(mesh, folder, f"{folder.name} to other ranks", ModelLayout((0, 1), tp=2), ModelLayout((2, 3), dp=2))
         overlapping = ModelLayout((0, 1, 2), pp=3), ModelLayout((1, 2, 3), dp=3)
         sets_case(mesh, folder, f"{folder.name} to some of the same ranks", *overlapping)
+    memory_cases(mesh, folders[-1])
     subgroup_case(folders[0])
     torch.distributed.destroy_process_group()
 
