@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Iterable, Iterator, Mapping
 
@@ -14,7 +15,7 @@ PROMPT = 64  # tokens, where nothing is assumed
 
 
 def workload_of(checked: Checked, shapes: Mapping[str, ModelShape]) -> Workload:
-    """Generation, scoring and each update as stages; evaluations are left out.
+    """Generation, scoring and each update as stages; calls of evaluations are there for their memory alone.
 
     A model scores a response once, however many of its results are used, and a train statement sees all responses that
     its objective reads. Lengths are those of `assume:`, else the bound of the response.
@@ -24,10 +25,17 @@ def workload_of(checked: Checked, shapes: Mapping[str, ModelShape]) -> Workload:
                    for m in checked.models.values())
     reader = _Reader(checked)
     rollout = [s.expr for s in checked.rollout if hasattr(s, "expr")]
-    stages = [Stage("generation", reader.generates(rollout)), Stage("scoring", reader.forwards(rollout, set()))]
+    evals = [s.expr for section in checked.evals for s in section.body if hasattr(s, "expr")]
+    generates = (*reader.generates(rollout), *_uncounted(reader.generates(evals)))
+    forwards = (*reader.forwards(rollout, set()), *_uncounted(reader.forwards(evals, set())))
+    stages = [Stage("generation", generates), Stage("scoring", forwards)]
     stages += [Stage(_name(update, len(checked.updates)), reader.update(update)) for update in checked.updates]
     stages = [stage for stage in stages if stage.calls]
     return Workload(models, tuple(stages), pairs_together(checked), sets_alone(checked))
+
+
+def _uncounted(calls: Iterable[Call]) -> Iterator[Call]:
+    return (dataclasses.replace(call, counted=False) for call in calls)
 
 
 def _name(update: Update, count: int) -> str:

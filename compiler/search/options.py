@@ -84,13 +84,15 @@ def samplings(machine: Machine, workload: Workload, model: PlacedModel, devices:
     every = layouts or [Degrees(tp, 1, devices // tp) for tp in tensor_degrees(machine, sizes, devices)]
     found = []
     for degrees in (d for d in every if layouts or _as_asked(d, (asked.generate_tp, 0, asked.generate_dp))):
-        rows = max(math.ceil(c.rows / degrees.dp) for _, c in calls)
+        counted = [(i, c) for i, c in calls if c.counted]
+        rows = max((math.ceil(c.rows / degrees.dp) for _, c in counted), default=1)
         for sequences in _waves(rows):
             times = [0.0] * len(workload.stages)
-            for i, call in calls:
+            for i, call in counted:
                 times[i] += generation.generate_time(machine, sizes, degrees, call, sequences).total
                 times[i] += call_time(machine, call, devices)
-            cache = max(generation.cache_bytes(machine, sizes, degrees, call, sequences) for _, call in calls)
+            cache = max(generation.cache_bytes(machine, sizes, degrees, call, sequences if call.counted else 1)
+                        for _, call in calls)
             found.append(Sampling(degrees, sequences, tuple(times), cache))
     return tuple(found)
 
@@ -108,7 +110,7 @@ class _Ways(NamedTuple):
 
     def options(self) -> Iterator[Option]:
         calls = self.workload.calls(self.model.name)
-        if all(self.degrees.dp > call.rows for _, call in calls):
+        if calls and all(self.degrees.dp > call.rows for _, call in calls):
             return
         trains = [(i, c) for i, c in calls if c.kind == TRAIN]
         generates = [(i, c) for i, c in calls if c.kind == GENERATE]
@@ -128,10 +130,9 @@ class _Ways(NamedTuple):
         work = max(base.work, train.work, generate.work)
         if offload and not self.model.trained:
             loaded = host_time(self.machine, weights)
-            stages = [call for call in self.workload.calls(self.model.name)]
             extra = [0.0] * len(times)
-            for i, _ in stages:
-                extra[i] += loaded
+            for i, call in self.workload.calls(self.model.name):
+                extra[i] += loaded * call.counted
             times, kept, work = tuple(map(sum, zip(times, extra))), kept - weights, work + weights
         if kept + work > self.machine.usable:
             return
@@ -152,8 +153,9 @@ class _Ways(NamedTuple):
     def _base(self, forwards: Sequence[tuple[int, Call]]) -> Option:
         times, work = list(self._none), 0.0
         for i, call in forwards:
-            times[i] += training.forward_time(self.machine, self.sizes, self.degrees, call).total
-            times[i] += call_time(self.machine, call, self.degrees.devices)
+            if call.counted:
+                times[i] += training.forward_time(self.machine, self.sizes, self.degrees, call).total
+                times[i] += call_time(self.machine, call, self.degrees.devices)
             work = max(work, training.forward_bytes(self.machine, self.sizes, self.degrees, call))
         return Option(tuple(times), self._weights, work, Choice(self.degrees))
 
@@ -214,8 +216,8 @@ class _Ways(NamedTuple):
             work = one.cache + weights
             if self._weights + work <= self.machine.usable:
                 times = list(one.times)
-                for i, _ in calls:
-                    times[i] += seconds
+                for i, call in calls:
+                    times[i] += seconds * call.counted
                 found.append(Option(tuple(times), 0.0, work, Choice(self.degrees, None, one.degrees, one.sequences)))
         return self._worth(found)
 
