@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
 from compiler.compile import compile_program
 from compiler.explain import explain_text
 from compiler.plan import Plan
+from compiler.search.program import Searched
 from compiler.verify import faults
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import loads
@@ -43,9 +46,10 @@ run:
 ANYWHERE, LENGTH = "assume: prompt=10", "metric n = mean(length[t](y))"
 
 
-def planned(tmp_path, rollout: str = LENGTH, plan: str = ANYWHERE, ranks: int = 4, lag: int = 1) -> Plan:
+def planned(tmp_path, rollout: str = LENGTH, plan: str = ANYWHERE, ranks: Optional[int] = 4, lag: int = 1,
+            **options) -> Plan:
     text = PROGRAM.replace("ROLLOUT", rollout).replace("PLAN", plan).replace("LAG", str(lag))
-    return compile_program(checked_text(tmp_path, text), CLUSTER, ranks)
+    return compile_program(checked_text(tmp_path, text), CLUSTER, ranks, **options)
 
 
 def ahead(plan: Plan) -> list[str]:
@@ -88,6 +92,13 @@ def test_without_lag_sampling_is_on_the_ranks_of_training(tmp_path):
     plan = planned(tmp_path, plan="actor.generate: devices(2)", ranks=4, lag=0)
     assert {name: (spec.first, spec.ranks) for name, spec in plan.layouts.items()} == {
         "actor.train": (0, 2), "actor.generate": (0, 2), "ref.forward": (2, 2)}
+
+
+def test_a_search_puts_sampling_on_the_devices_of_training(tmp_path):
+    searched = functools.partial(planned, tmp_path, ranks=None, placer=Searched())
+    assert searched().layouts["actor.generate"].within == "actor.train"
+    with pytest.raises(DiagnosticError, match="P0111.*a search with .actor.generate: devices"):
+        searched(plan="actor.generate: devices(2)")
 
 
 def test_explain_says_which_iteration_a_step_is_of(tmp_path):

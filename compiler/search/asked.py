@@ -46,6 +46,10 @@ def pairs_together(checked: Checked) -> tuple[tuple[str, str], ...]:
 def require_possible(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster) -> None:
     """Raises DiagnosticError P01 where constraints contradict each other, a model or the cluster."""
     source, stages, sets = Source(checked.path, checked.text), asked_of_stages(checked), asked_sets(checked)
+    apart = next((s for s in sets if s.models[0] not in checked.models), None)
+    if apart is not None:
+        raise fault("P0111", apart.at.span, source=source, what=f"a search with `{apart.target}: devices(...)`",
+                    help="leave the line out: the search puts sampling on the devices of training")
     for stage in stages:
         _require_cut(stage, shapes[stage.model], source)
     _require_room(sets, cluster, source)
