@@ -25,8 +25,8 @@ READS_TEXT = ("score",)  # operations that take a response in another tokenizer'
 
 
 def check(plan: Plan) -> None:
-    """Raises DiagnosticError (exit code 2): R0112 for a plan that does nothing, R0139 for an engine that is not there, else
-    a fault of each source and model."""
+    """Raises DiagnosticError (exit code 2): R0112 for a plan that does nothing, R0139 for an engine that is not there,
+    else a fault of each source and model."""
     if not (plan.run.steps or plan.run.epochs or plan.evals):
         raise fault("R0112", place=plan.program.path)
     _check_engines(plan)

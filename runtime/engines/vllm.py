@@ -48,18 +48,28 @@ class VLLMEngine:
         self._arriving: Optional[dict[str, Tensor]] = None
         at = layout.coordinates(rank)
         self._inside = vllm_process.Inside(group)
+        arguments = dict(
+            model=str(folder), load_format="dummy", skip_tokenizer_init=True, generation_config="vllm",
+            hf_overrides={"architectures": [f"{FAMILIES[shape.family].architecture}ForCausalLM"]},
+            dtype=str(dtype).removeprefix("torch."), tensor_parallel_size=layout.tp, seed=0,
+            max_model_len=shape.max_positions, max_num_seqs=MOST_SEQUENCES, enable_prefix_caching=True,
+            max_num_batched_tokens=max(PREFILL_TOKENS, shape.max_positions),
+            kv_cache_memory_bytes=_cache_bytes(shape, layout.tp, dtype, cache_bytes),
+            logprobs_mode="processed_logprobs")
         try:
-            self._engine = vllm_process.start(
-                self._inside, f"{name}-{at.dp}", at.tp, device, model=str(folder), load_format="dummy",
-                skip_tokenizer_init=True, generation_config="vllm", dtype=str(dtype).removeprefix("torch."),
-                hf_overrides={"architectures": [f"{FAMILIES[shape.family].architecture}ForCausalLM"]},
-                tensor_parallel_size=layout.tp, max_model_len=shape.max_positions, max_num_seqs=MOST_SEQUENCES,
-                max_num_batched_tokens=max(PREFILL_TOKENS, shape.max_positions), enable_prefix_caching=True,
-                kv_cache_memory_bytes=_cache_bytes(shape, layout.tp, dtype, cache_bytes),
-                logprobs_mode="processed_logprobs", seed=0)
+            self._engine = vllm_process.start(self._inside, f"{name}-{at.dp}", at.tp, device, **arguments)
+            self._runner = self._engine.model_executor.driver_worker.worker.model_runner
+            self._check_heads()
         except (ValueError, NotImplementedError) as error:
             raise fault("R0138", folder=folder, reason=" ".join(str(error).split())) from error
-        self._sampler = self._engine.model_executor.driver_worker.worker.model_runner.sampler
+
+    def _check_heads(self) -> None:
+        """Raises ValueError for a width that vLLM's attention does not compute; on a CPU it does not look itself."""
+        width = self.shape.head_dim
+        for backend in (group.backend for groups in self._runner.attn_groups for group in groups):
+            if not backend.supports_head_size(width):
+                known = ", ".join(map(str, backend.get_supported_head_sizes()))
+                raise ValueError(f"its heads are {width} wide, {backend.get_name()} computes widths of {known}")
 
     # ---- weights
 
@@ -75,13 +85,15 @@ class VLLMEngine:
         return self._arriving
 
     def _take_over(self) -> None:
-        """Until they are replaced, keys and values of common beginnings belong to the weights that made them."""
+        """Weights that have arrived since the last time become vLLM's."""
         arrived, self._arriving = self._arriving, None
         if arrived is None:
             return
-        tensors = whole_tensors(self._layout, self._rank, arrived)
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors, "is_checkpoint_format": True})
-        self._engine.reset_prefix_cache()
+        tensors = {"weights_iterator": whole_tensors(self._layout, self._rank, arrived), "is_checkpoint_format": True}
+        self._engine.collective_rpc("reload_weights", kwargs=tensors)
+        if self.shape.tied:
+            head = self._runner.get_model().lm_head  # a layer of its own, whose packed form the loader leaves as it was
+            head.quant_method.process_weights_after_loading(head)
 
     # ---- generation
 
@@ -96,10 +108,12 @@ class VLLMEngine:
         check_prompts(tokens, rows, self.shape.max_positions)
         places = np.broadcast_to(np.asarray(first_sample, dtype=np.int64), rows.shape)[:, None] + np.arange(samples)
         keys = draws.key(seed, name, iteration, np.repeat(rows, samples), places.reshape(-1))
-        with self._inside(), torch.inference_mode():
+        with self._inside.running(), torch.inference_mode():
             self._take_over()
+            # Keys and values of prompts seen before are of other weights, or would make tokens depend on what was seen.
+            self._engine.reset_prefix_cache()
             # At temperature 0 the language asks for the plain softmax, also where ends are forbidden.
-            self._sampler.logprobs_mode = "processed_logprobs" if options.temperature else "raw_logprobs"
+            self._runner.sampler.logprobs_mode = "processed_logprobs" if options.temperature else "raw_logprobs"
             drawn = _Responses(self._engine, tokens, samples, keys, options, decode, self.shape)
             while drawn.step():
                 if progress is not None:
@@ -125,18 +139,15 @@ class _Responses:
             engine.add_request(str(i), prompt, self._params(len(self._prompts[i]), key))
 
     def _params(self, prompt_tokens: int, key: int) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         options = self._options
         most = min(options.max_tokens, self._shape.max_positions - prompt_tokens)
-        params = SamplingParams(
-            top_k=options.top_k, top_p=options.top_p, seed=key >> 1, max_tokens=most,
-            min_tokens=min(options.min_tokens, most), stop_token_ids=[i for i in options.stop_ids if i < self._shape.vocab],
-            ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
+        return SamplingParams(
+            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=key >> 1, ignore_eos=True,
+            stop_token_ids=[i for i in options.stop_ids if i < self._shape.vocab], max_tokens=most,
+            min_tokens=min(options.min_tokens, most), logprobs=0, flat_logprobs=True, detokenize=False,
             output_kind=RequestOutputKind.DELTA if options.stop_strings else RequestOutputKind.FINAL_ONLY)
-        params.temperature = options.temperature  # the constructor would lift a small one to 0.01
-        return params
 
     def step(self) -> bool:
         """One pass of vLLM. False when all is done."""
@@ -159,8 +170,10 @@ class _Responses:
         self.finished += finished
 
     def _completes(self, sample: int) -> bool:
-        tokens, options = np.array(self._tokens[sample], dtype=np.int64), self._options
-        return bool(options.stop_strings) and len(tokens) >= options.min_tokens and completes_stop(tokens, options, self._decode)
+        tokens, options = self._tokens[sample], self._options
+        if not options.stop_strings or len(tokens) < options.min_tokens:
+            return False
+        return completes_stop(np.array(tokens, dtype=np.int64), options, self._decode)
 
     def sequences(self) -> Sequences:
         parts = [np.zeros(0, dtype=np.int64)]

@@ -1,8 +1,8 @@
 """vLLM in a process that it does not own.
 
-It reseeds the process's random generators when it starts and draws from them while it samples, builds its process groups over all ranks
-there are, keeps them in globals of a module, takes `torch.set_num_threads` away, and ends the default process group
-with its engine. `Inside` lets it do so among the ranks of one engine and puts everything back.
+When it starts, it reseeds the random generators, builds its process groups over all ranks there are, keeps them in
+globals of a module, and takes `torch.set_num_threads` away. While it samples, it draws from the generators, and with an
+engine it ends the default process group. `Inside` lets it do so among the ranks of one engine and puts everything back.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ def load() -> Any:
     for name, value in (SETTINGS if torch.cuda.is_available() else SETTINGS | WITHOUT_GPU).items():
         os.environ.setdefault(name, value)
     import vllm
+    from vllm import sampling_params
     from vllm.v1.engine import core
 
     core.cleanup_dist_env_and_memory = _nothing  # it destroys the default group, which is not vLLM's
+    sampling_params._MAX_TEMP = 0.0  # under which it lifts temperatures
     return vllm
 
 
@@ -44,7 +46,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class Inside:
-    """The surroundings of one engine: `with inside():` around everything that runs vLLM's code.
+    """The surroundings of one engine, around everything that runs vLLM's code.
 
     group: the ranks of the engine, which vLLM takes for all there are
     """
@@ -58,8 +60,14 @@ class Inside:
         Inside._made += 1
 
     @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
+    def starting(self) -> Iterator[None]:
         with _generators(), _threads(), self._default_group(), self._vllm_groups():
+            yield
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Leaves the default group alone: meanwhile another thread of the rank may talk to all ranks."""
+        with _generators(), self._vllm_groups():
             yield
 
     @contextlib.contextmanager
@@ -120,7 +128,7 @@ def start(inside: Inside, name: str, place: int, device: torch.device, **argumen
     Raises what vLLM raises for a model or arguments that it does not take, mostly ValueError.
     """
     vllm = load()
-    with inside():
+    with inside.starting():
         engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(
             distributed_executor_backend=_executor(name, place, device), enforce_eager=True, async_scheduling=False,
             disable_log_stats=True, **arguments))

@@ -119,7 +119,7 @@ class Models:
 
         place = self.layouts[layout]
         return VLLMEngine(self.shapes[model], self.folders[model], place, self.job.rank, self.mesh.groups(place).tp,
-                          f"{self.job.name}-{layout}")
+                          f"{self.job.name}-{layout}", self._dtype(layout))
 
     # ---- weights
 
