@@ -20,9 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
-from contenders import ROOT, environment, spread
+from contenders import environment, spread
 from made import model_folder, write_prompts
 
 ITERATIONS = 3  # of a run, the first of which warms up
@@ -113,21 +113,19 @@ MODEL_STEPS = ("generate", "forward", "train", "optimizer")
 
 def ours(case: str, folder: Path, ranks: int, number: int) -> tuple[list[float], list[float]]:
     """(seconds of iterations, share of each that is not in the models' steps)."""
+    from compiler.reading.tables import title_of
+    from compiler.verify import load_plan
+    from compiler.wellformed import all_steps
+
     run = folder / f"{case}-{ranks}-{number}"
     threads = max(1, 2 // ranks)
     subprocess.run(
         [sys.executable, "-P", "-m", "rlhf_dsl.cli", "run", f"{case}.rlflow", "--ranks", str(ranks), "--run-dir", str(run)],
         check=True, cwd=folder, env=environment(threads), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    steps = {step["name"] for step in _steps(json.loads((run / "plan.json").read_text())["steps"]) if step["op"] in MODEL_STEPS}
+    steps = {title_of(step) for _, step in all_steps(load_plan(run / "plan.json")) if step.op in MODEL_STEPS}
     lines = [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()][1:]
     shares = [1 - sum(s for name, s in line["steps"].items() if name in steps) / line["seconds"] for line in lines]
     return [line["seconds"] for line in lines], shares
-
-
-def _steps(steps: list[dict]):
-    for step in steps:
-        yield step
-        yield from _steps(step.get("body", []) + step.get("before", []))
 
 
 # ---- TRL: each function trains and returns the seconds of its iterations

@@ -138,7 +138,7 @@ def share_outside(generate) -> float:
                 func(*args, **kwargs)
 
     shares = []
-    for _ in range(5):
+    for _ in range(3):
         began = time.perf_counter()
         generate()
         between = time.perf_counter()
