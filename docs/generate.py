@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterable, Iterator
 
+from compiler import transition_tables
 from rlhf_dsl import ast
 from rlhf_dsl.builtins import BUILTINS, FIELDS, OPERATIONS, PRIMITIVES
 from rlhf_dsl.check import prelude
@@ -96,6 +97,17 @@ def _family(prefix: str) -> str:
         (entry.code, re.sub(r"{[\w:]+}", "…", entry.message), str(entry.exit_code)) for entry in entries))
 
 
+def strategies() -> str:
+    head = ("model and layouts", "strategy", "received", "formula", "kept twice", "peak", "unbounded", "within nodes",
+            "between nodes")
+    return table(head, transition_tables.strategy_rows())
+
+
+def protocols() -> str:
+    head = ("layout", "a call takes", "who gets the same", "it gives", "who gives", "protocol")
+    return table(head, transition_tables.protocol_rows())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "elementwise": lambda: builtins("elementwise"),
     "reductions": lambda: builtins("reduction", "choice"),
@@ -107,6 +119,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "primitives": primitives,
     "codes": codes,
     "programs": programs,
+    "strategies": strategies,
+    "protocols": protocols,
 }
 
 
