@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def environment(threads: int, *path: str) -> dict[str, str]:
     """Of a process with so many threads, that fetches nothing. path: folders in which it looks for packages first."""
     return os.environ | {
-        "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([*path, str(ROOT)])}
 
 

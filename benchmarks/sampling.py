@@ -82,9 +82,11 @@ def hugging_face(folder: Path, threads: int):
 
 
 def vllm(folder: Path, threads: int):
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}
     import torch
 
+    from runtime.engines.vllm_process import SETTINGS, WITHOUT_GPU
+
+    os.environ |= SETTINGS | WITHOUT_GPU
     torch.set_num_threads(threads)
     from vllm import LLM, SamplingParams
 
