@@ -20,7 +20,7 @@ from rlhf_dsl.diagnostics import fault
 from runtime.transfer import check_size, clear_padding, covered_elements
 from runtime.weight_files import INDEX, SINGLE, WeightFiles
 
-PART_BYTES = 512 << 20  # of a file, and of what is gathered at once to write it
+PART_BYTES = 256 << 20  # of a file; twice as much is held while it is written
 COMPANIONS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt",

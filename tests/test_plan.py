@@ -15,6 +15,7 @@ from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
 from compiler.passes import NAMES
 from compiler.plan import LayoutSpec, Plan, UpdateLoop
+from compiler.reading.units import degrees_text
 from compiler.sources import builtin_models, resolve_model
 from compiler.steps import Generate, Reshard, TrainStep
 from compiler.transitions import resolve
@@ -165,6 +166,8 @@ def test_how_engines_compute_is_kept_where_it_has_something_to_act_on(tmp_path):
     moved = [next(s.total_bytes for s in p.steps if isinstance(s, Reshard)) for p in (plan, narrow, wide)]
     assert moved[0] == moved[1] == moved[2] // 2 > 0
     assert resolve(plan.layouts, "actor.train").layers(4, 0) == (range(0, 1), range(2, 3))
+    assert degrees_text(plan.layouts["actor.train"]) == "tp2 pp2 dp1 chunks2 sequence-parallel bf16"
+    assert degrees_text(plan.layouts["critic.train"]) == "tp1 pp1 dp4 sharded-optimizer"
 
 
 def placed_by(tmp_path: Path, constraints: str, ranks: int) -> dict[tuple[str, ...], tuple[int, int]]:

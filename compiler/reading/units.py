@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Iterable
 
+from compiler.plan import LayoutSpec
+
 
 def seconds_text(seconds: float) -> str:
     if seconds >= 1:
@@ -46,6 +48,10 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def degrees_text(spec) -> str:
-    """Of anything with tp, pp and dp; an engine that is not the usual one follows."""
-    engine = getattr(spec, "engine", "")
-    return f"tp{spec.tp} pp{spec.pp} dp{spec.dp}" + (f" {engine}" if engine else "")
+    """Of anything with tp, pp and dp; what is not as usual in how a layout's engine computes follows."""
+    words = [f"tp{spec.tp} pp{spec.pp} dp{spec.dp}"]
+    if isinstance(spec, LayoutSpec):
+        words += [f"chunks{spec.chunks}"] * (spec.chunks > 1) + ["sequence-parallel"] * spec.sequence_parallel
+        words += ["sharded-optimizer"] * spec.sharded_optimizer + [spec.precision] * (spec.precision != "fp32")
+        words += [spec.engine] * bool(spec.engine)
+    return " ".join(words)
