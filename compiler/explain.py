@@ -153,7 +153,7 @@ def _step_json(plan: Plan, costs: CostModel, row: Row) -> dict[str, Any]:
     step, layout = row.step, layout_of(row.step)
     ranks = sorted(resolve(plan.layouts, layout).ranks) if layout else list(range(plan.world))
     return {"op": step.op, "value": step.name, "model": getattr(step, "model", None), "layout": layout or None,
-            "ranks": ranks, "times": row.times, "line": step.line,
+            "ranks": ranks, "times": row.times, "line": step.line, "ahead": getattr(step, "ahead", 0),
             "estimate_s": row.times * costs.seconds(step, row.part)}
 
 

@@ -11,7 +11,7 @@ from typing import Optional
 import pytest
 
 from compiler.compile import compile_program
-from compiler.explain import explain_text
+from compiler.explain import explain_json, explain_text
 from compiler.plan import Plan
 from compiler.search.program import Searched
 from compiler.verify import faults
@@ -104,6 +104,8 @@ def test_a_search_puts_sampling_on_the_devices_of_training(tmp_path):
 def test_explain_says_which_iteration_a_step_is_of(tmp_path):
     told = [line for line in explain_text(planned(tmp_path), CLUSTER).splitlines() if "of the next iteration" in line]
     assert len(told) == 5 and any("generate y, of the next iteration" in line for line in told)
+    steps = explain_json(planned(tmp_path), CLUSTER, {})["steps"]
+    assert [step["op"] for step in steps if step["ahead"]] == ["reshard", "load", "transfer", "generate", "transfer"]
 
 
 @pytest.mark.parametrize("rollout, what", [
