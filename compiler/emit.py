@@ -21,7 +21,7 @@ from compiler.steps import (
     HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, Named, NextState,
     OptimizerStep, PyOpCall, Record, Reply, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
 )
-from compiler.transitions import weight_transfer
+from compiler.transitions import strategy_of, weight_transfer
 from rlhf_dsl.ast import Span
 from rlhf_dsl.source import Source
 from rlhf_dsl.typed import Checked, Column, Expr, PyOp
@@ -200,7 +200,7 @@ class _Emitter:
         role = self.checked.models[op.model].role
         src, dst = op.attr("src"), op.attr("dst")
         moved = weight_transfer(self.target.shapes[op.model], role, self.graph.side["layouts"], src, dst)
-        strategy = self.graph.side["layouts"][dst].strategy
+        strategy = strategy_of(self.graph.side["layouts"], src, dst)
         return Reshard(op.name, op.model, src, dst, moved.total_bytes, strategy, self.lines.at(op.span))
 
     def transfer(self, op: Op) -> Transfer:

@@ -9,7 +9,6 @@ from typing import Iterable, Mapping, Optional, Sequence
 from compiler.cluster import Cluster, default_ranks
 from compiler.constraints import DEGREES, GENERATE, ModelSet, Stage, asked_of_stages, asked_sets
 from compiler.execution import executed
-from compiler.gathers import ZERO_REDUNDANCY
 from compiler.layout import ModelLayout
 from compiler.plan import Alternative, GroupSpec, LayoutSpec
 from compiler.shapes import ModelShape
@@ -148,8 +147,7 @@ def _layout(stage: Stage, stages: Iterable[Stage], group: GroupSpec, own: bool, 
         raise _misfits(stage, needed, group, own, source)
     within = next((s.target for s in stages if s.model == stage.model and s.stage != GENERATE), "")
     within = within if stage.stage == GENERATE and stage.target not in group.models else ""
-    spec = LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within, stage.engine,
-                      stage.items.get("reshard", ZERO_REDUNDANCY))
+    spec = LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within, stage.engine)
     return executed(spec, stage, stages)
 
 

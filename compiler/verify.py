@@ -14,7 +14,7 @@ from compiler.arrival import arrival_faults
 from compiler.groups import group_faults
 from compiler.plan import ChangedPlan, Plan
 from compiler.steps import HOME, UpdateLoop
-from compiler.transitions import weight_transfer
+from compiler.transitions import strategy_of, weight_transfer
 from compiler.wellformed import all_steps, reference_faults, shape_of, table_faults
 from rlhf_dsl.diagnostics import fault
 
@@ -268,8 +268,9 @@ def _weight_faults(plan: Plan) -> Iterator[str]:
         if step.op != "reshard":
             continue
         shape, role = shape_of(plan, step.model), plan.models[step.model].role
-        if step.strategy != plan.layouts[step.dst].strategy:
-            yield f"{where} says `{step.strategy}`, its layout `{plan.layouts[step.dst].strategy}`"
+        strategy = strategy_of(plan.layouts, step.src, step.dst)
+        if step.strategy != strategy:
+            yield f"{where} says `{step.strategy}`, its layouts say `{strategy}`"
             continue
         transfer = weight_transfer(shape, role, plan.layouts, step.src, step.dst)
         if transfer.total_bytes != step.total_bytes:

@@ -1,0 +1,61 @@
+"""`reshard(NAME)` in a plan: which strategy is planned, what it moves, and that a plan cannot say one and mean another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from compiler.gathers import STRATEGIES
+from compiler.plan import Plan
+from compiler.steps import Reshard
+from compiler.transitions import resolve, strategy_of, weight_transfer
+from compiler.verify import faults, verify_plan
+from compiler.wellformed import shape_of
+from tests.compiling import GROUPS, compiled
+
+PROGRAM = GROUPS.replace("dim g = 4\n", "") + '''
+rollout:
+    y[b, t] = actor.generate(prompts)
+    r[b]    = reward.score(y)
+update(epochs=1, minibatches=1):
+    train actor to maximize mean(actor.logprobs(y) * r)
+plan:
+    actor.train: parallel(tp=4)
+    actor.generate: parallel(tp=2)'''
+
+
+def planned(tmp_path, strategy: str) -> Plan:
+    return compiled(tmp_path, f"{PROGRAM}, reshard({strategy.replace('-', '_')})\n" if strategy else f"{PROGRAM}\n", 4)
+
+
+def reshard_of(plan: Plan) -> Reshard:
+    return next(step for step in plan.steps if isinstance(step, Reshard))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_plan_moves_by_the_strategy_asked_for(tmp_path, strategy):
+    plan = planned(tmp_path, strategy)
+    step = reshard_of(plan)
+    assert step.strategy == plan.layouts["actor.generate"].strategy == strategy
+    transfer = weight_transfer(shape_of(plan, "actor"), "policy", plan.layouts, step.src, step.dst)
+    assert transfer.total_bytes == step.total_bytes
+    assert (transfer.total_bytes == transfer.lower_bound_bytes) == (strategy in ("zero-redundancy", "minimal"))
+    assert Plan.from_json(plan.to_json()) == plan
+    verify_plan(plan)
+
+
+def test_without_a_word_it_is_zero_redundancy_at_intervals(tmp_path):
+    plan = planned(tmp_path, "")
+    assert reshard_of(plan).strategy == "zero-redundancy"
+    assert resolve(plan.layouts, "actor.generate").ranks == (0, 2, 1, 3)
+    assert resolve(planned(tmp_path, "vanilla").layouts, "actor.generate").ranks == (0, 1, 2, 3)
+    assert strategy_of(plan.layouts, "actor.generate", "actor.train") == "minimal"
+
+
+def test_a_plan_that_says_another_strategy_is_refused(tmp_path):
+    plan = planned(tmp_path, "vanilla")
+    steps = tuple(replace(s, strategy="minimal") if isinstance(s, Reshard) else s for s in plan.steps)
+    assert "says `minimal`, its layouts say `vanilla`" in next(faults(replace(plan, steps=steps)))
+    layouts = plan.layouts | {"actor.generate": replace(plan.layouts["actor.generate"], strategy="magic")}
+    assert "there is no strategy `magic`" in next(faults(replace(plan, layouts=layouts)))
