@@ -12,7 +12,8 @@ from compiler.reading.runners_up import groups_text, runners_up
 from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of, rows_of, title_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text
 from compiler.steps import HOME, UpdateLoop
-from compiler.transitions import engine_of, resolve
+from compiler.transitions import engine_of, resolve, weight_transfer
+from compiler.wellformed import shape_of
 
 COLUMNS = (44, 33, 6)  # widths: step, where, ranks
 
@@ -162,6 +163,17 @@ def _transfer_json(costs: CostModel, row: Row) -> dict[str, Any]:
     step, part = row.step, row.part
     moved = costs.moved(step)
     value = step.name if step.op == "reshard" else ", ".join(v.name for v in step.values)
-    return {"value": value, "from": step.src, "to": step.dst, "times": row.times,
+    told = {"value": value, "from": step.src, "to": step.dst, "times": row.times,
             "bytes_per_rank": round(moved.per_rank * part), "total_bytes": round(moved.total * part),
             "lower_bound_bytes": round(moved.lower_bound * part), "estimate_s": row.times * costs.seconds(step, part)}
+    return told | (_transition_json(costs, step) if step.op == "reshard" else {})
+
+
+def _transition_json(costs: CostModel, step: Any) -> dict[str, Any]:
+    """peak_bytes: weights of both layouts on the fullest rank, an element in both counted once; links by nodes."""
+    plan = costs.plan
+    transfer = weight_transfer(shape_of(plan, step.model), plan.models[step.model].role, plan.layouts, step.src, step.dst)
+    near, far = transfer.bytes_crossing(costs.cluster.devices_per_node)
+    return {"strategy": step.strategy, "peak_bytes": max(map(transfer.peak_bytes, transfer.ranks)),
+            "redundant_bytes": max(map(transfer.redundant_bytes, transfer.ranks)),
+            "bytes_within_nodes": near, "bytes_between_nodes": far}

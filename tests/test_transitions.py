@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from compiler.explain import explain_json
 from compiler.gathers import STRATEGIES
 from compiler.plan import Plan
 from compiler.steps import Reshard
 from compiler.transitions import resolve, strategy_of, weight_transfer
 from compiler.verify import faults, verify_plan
 from compiler.wellformed import shape_of
-from tests.compiling import GROUPS, compiled
+from tests.compiling import CLUSTER, GROUPS, compiled
 
 PROGRAM = GROUPS.replace("dim g = 4\n", "") + '''
 rollout:
@@ -59,3 +60,15 @@ def test_a_plan_that_says_another_strategy_is_refused(tmp_path):
     assert "says `minimal`, its layouts say `vanilla`" in next(faults(replace(plan, steps=steps)))
     layouts = plan.layouts | {"actor.generate": replace(plan.layouts["actor.generate"], strategy="magic")}
     assert "there is no strategy `magic`" in next(faults(replace(plan, layouts=layouts)))
+
+
+def test_explain_tells_the_strategy_its_peak_and_links(tmp_path):
+    found = {}
+    for strategy in STRATEGIES:
+        told = explain_json(planned(tmp_path, strategy), CLUSTER, {})["transfers"]
+        found[strategy] = next(t for t in told if "strategy" in t)
+        assert found[strategy]["strategy"] == strategy
+        assert found[strategy]["bytes_within_nodes"] == found[strategy]["total_bytes"]
+        assert found[strategy]["bytes_between_nodes"] == 0
+    assert found["zero-redundancy"]["redundant_bytes"] == 0 < found["vanilla"]["redundant_bytes"]
+    assert found["zero-redundancy"]["peak_bytes"] < found["vanilla"]["peak_bytes"]
