@@ -113,11 +113,11 @@ def megatron_stages(layers: int, pp: int) -> list[list[str]] | None:
 def generation_layout(train: ModelLayout, tp: int) -> ModelLayout:
     """The training ranks as replicas of `tp` ranks for generation, weights kept in place where degrees allow.
 
-    HybridFlow's grouping (arXiv 2409.19256, section 5.3) with one pipeline stage: the ranks, sorted by their tensor
-    coordinate in training, are cut into `tp` runs of equal length, and run g holds generation shard g; the i-th ranks
-    of all runs form a replica. If `tp` divides train.tp (and the vocabulary and key/value heads), every training shard
-    is part of its rank's generation shard: no redundancy. If train.tp divides `tp`, each rank keeps what it can,
-    train.tp / tp of it.
+    HybridFlow's grouping (arXiv 2409.19256, section 5.3) with one pipeline stage: a replica takes ranks of all tensor
+    coordinates of training at equal intervals, and where it takes several of one coordinate, those are neighbours, so
+    that a replica lies in a node if training's tensor groups do. If `tp` divides train.tp (and the vocabulary and
+    key/value heads), every training shard is part of its rank's generation shard: no redundancy. If train.tp divides
+    `tp`, each rank keeps what it can, train.tp / tp of it.
     Replicas are numbered by their lowest place in `train.ranks`, so that rows of a batch stay near.
     Raises ValueError unless `tp` divides the number of ranks.
     """
@@ -125,11 +125,12 @@ def generation_layout(train: ModelLayout, tp: int) -> ModelLayout:
     if tp < 1 or world % tp:
         raise ValueError(f"generation over tp {tp} does not divide {world} ranks")
     by_shard = [train.rank(d, p, t) for t in range(train.tp) for p in range(train.pp) for d in range(train.dp)]
-    length = world // tp
+    near = tp // train.tp if tp % train.tp == 0 else 1  # ranks of one coordinate in a replica
+    count, apart = world // tp, world // tp * near
     place = {rank: i for i, rank in enumerate(train.ranks)}
-    replicas = [tuple(by_shard[i + g * length] for g in range(tp)) for i in range(length)]
+    replicas = [tuple(by_shard[i * near + g % near + g // near * apart] for g in range(tp)) for i in range(count)]
     replicas.sort(key=lambda ranks: min(place[r] for r in ranks))
-    return ModelLayout(tuple(r for ranks in replicas for r in ranks), tp, 1, length)
+    return ModelLayout(tuple(r for ranks in replicas for r in ranks), tp, 1, count)
 
 
 def in_rank_order(layout: ModelLayout) -> ModelLayout:

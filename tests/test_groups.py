@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from compiler.cluster_file import read_cluster
 from compiler.groups import group_faults, groups_of
+from compiler.layout import ModelLayout, generation_layout
 from compiler.plan import GroupSpec, LayoutSpec
 from compiler.search.placed import packed
 from compiler.verify import faults
@@ -67,6 +68,17 @@ def test_no_part_of_a_node_crosses_two(sizes):
     for start, size in zip(starts, sizes):
         assert start % 8 == 0 if size % 8 == 0 else start // 8 == (start + size - 1) // 8
     assert taken[-1][1] <= -(-sum(sizes) // 8) * 8  # no more nodes than needed
+
+
+@given(st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 3)), st.sampled_from((1, 2, 4, 8)), st.sampled_from((1, 2, 4, 8)))
+def test_replicas_of_generation_lie_in_nodes(tp, pp, dp, generate):
+    """Where training's tensor groups do, and the ranks of one coordinate are enough."""
+    train = ModelLayout(tuple(range(tp * pp * dp)), tp, pp, dp)
+    if len(train.ranks) % generate or generate > tp * dp:
+        return
+    layout = generation_layout(train, generate)
+    for replica in map(layout.replica, range(layout.dp)):
+        assert len({rank // 8 for rank in replica}) == 1
 
 
 def test_what_cannot_be_packed_crosses_nodes():
