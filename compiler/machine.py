@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Optional
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Storage:
     states: of a parameter, the optimizer's moments and its copy of weights that have fewer bits
     sharded: whether data shards divide the states among them (Rajbhandari et al., arXiv 1910.02054, stage 1)
     in_place: whether generation reads the training shard where it is part of the generation shard
+    sequence_parallel: whether tensor shards divide what lies between layers, too (arXiv 2205.05198, section 4)
     """
 
     weight: int = 2
@@ -53,9 +56,26 @@ class Storage:
     states: int = 12
     sharded: bool = True
     in_place: bool = True
+    sequence_parallel: bool = True
+
+    def asked(self, precision: str = "", optimizer: str = "", sequence_parallel: Optional[bool] = None) -> "Storage":
+        """With what `plan:` says of a model, in its words; "" and None are open."""
+        found = self
+        if precision:
+            bits32 = precision == "fp32"
+            found = dataclasses.replace(found, weight=4 if bits32 else 2, states=8 if bits32 else 12)
+        if optimizer:
+            found = dataclasses.replace(found, sharded=optimizer == "sharded")
+        if sequence_parallel is not None:
+            found = dataclasses.replace(found, sequence_parallel=sequence_parallel)
+        return found
+
+    @property
+    def precision(self) -> str:
+        return "fp32" if self.weight >= 4 else "bf16"
 
 
-SINGLE = Storage(4, 4, 8, sharded=False, in_place=False)  # 32 bits throughout, as this project's runtime keeps it
+SINGLE = Storage(4, 4, 8, sharded=False, sequence_parallel=False)  # what this project's runtime does unless it is asked
 
 
 @dataclass(frozen=True)

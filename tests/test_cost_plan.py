@@ -12,13 +12,13 @@ from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
 from compiler.cost import CostModel, iteration_seconds, timeline
 from compiler.cost.memory import idle
-from compiler.machine import Engine, Storage
+from compiler.machine import Engine
 from compiler.plan import Plan
 from compiler.reading.tables import rows_of
 from compiler.search.program import Searched
 from compiler.steps import UpdateLoop
 from rlhf_dsl.frontend import load
-from tests.compiling import CLUSTER, compiled
+from tests.compiling import CLUSTER, compiled, shipped
 from tests.test_explain import PPO
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,14 +167,43 @@ def test_what_lies_in_host_memory_is_fetched(plan):
     assert after.peak(idle.models) < before.peak(plan.models)
 
 
-def test_memory_follows_what_the_software_keeps(plan):
-    """Sixteen bit, states cut over data shards, generation in place of the training shard."""
-    large = CostModel(plan, CLUSTER).memory("critic")
-    small = CostModel(plan, on(storage=Storage())).memory("critic")
+KEPT = PPO.replace("critic: parallel(pp=2)", "critic: parallel(pp=2), precision(bf16), optimizer(sharded)")
+
+
+def test_memory_and_time_follow_what_the_plan_says_is_kept(tmp_path, plan):
+    """Sixteen bit, states cut over two data shards."""
+    kept = CostModel(compiled(tmp_path, KEPT, 4), CLUSTER)
+    large, small = CostModel(plan, CLUSTER).memory("critic"), kept.memory("critic")
     assert small.weights == large.weights / 2 and small.gradients == large.gradients
-    assert small.optimizer == 12 / 8 * large.optimizer / 2  # dp 2
-    in_place, copied = (CostModel(plan, c).memory("actor").generation for c in (on(storage=Storage()), CLUSTER))
-    assert in_place < copied
+    assert small.optimizer == 12 / 8 * large.optimizer / 2
+    assert kept.memory("ref") == CostModel(plan, CLUSTER).memory("ref")
+    step = next(r.step for r in rows_of(plan) if r.title == "update/step critic")
+    assert kept.seconds(step) < CostModel(plan, CLUSTER).seconds(step)
+
+
+def test_sequence_parallelism_cuts_activations(tmp_path, plan):
+    text = PPO.replace("actor.train: parallel(tp=2, pp=2)", "actor.train: parallel(tp=2, pp=2), sequence_parallel(true)")
+    cut = CostModel(compiled(tmp_path, text, 4), CLUSTER).memory("actor").activations
+    assert cut < CostModel(plan, CLUSTER).memory("actor").activations
+
+
+def test_weights_of_generation_take_the_place_of_those_of_training(tmp_path, plan):
+    """All but what both have lies beside them, unless their precisions differ; nor do frozen weights make room."""
+    apart = compiled(tmp_path, PPO + "    actor.generate: precision(bf16)\n", 4)
+    whole = CostModel(apart, CLUSTER).memory("actor").generation
+    assert whole == pytest.approx(CostModel(plan, CLUSTER).memory("ref").weights / 2, rel=0.01)
+    there = CostModel(plan, CLUSTER).memory("actor")
+    assert there.generation == pytest.approx(2 * whole - there.weights, rel=0.1)
+
+
+@pytest.mark.parametrize("name, precision", [("a100-1x8", "bf16"), ("laptop", "fp32")])
+def test_a_searched_plan_says_what_was_assumed(tmp_path, name, precision):
+    """What `plan:` leaves open is as the cluster file says that the software keeps it."""
+    cluster = read_cluster(ROOT / "programs" / "clusters" / f"{name}.toml")
+    plan = compile_program(shipped(tmp_path, "ppo"), cluster, placer=Searched())
+    assert {spec.precision for spec in plan.layouts.values()} == {precision}
+    sharded = {s.sharded_optimizer for n, s in plan.layouts.items() if n.endswith(".train") and s.dp > 1}
+    assert sharded <= {precision == "bf16"}
 
 
 def test_a_small_memory_makes_waves(plan):

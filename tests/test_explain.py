@@ -110,7 +110,7 @@ def test_memory_counts_weights_gradients_and_moments(plan):
     assert ref.weights == pytest.approx(costs.parameters["ref"] * 4, rel=0.01)
     assert ref.total == ref.weights + ref.activations
     assert actor.gradients == actor.weights and actor.optimizer == 2 * actor.weights
-    assert actor.weights < ref.weights / 2 and actor.generation == pytest.approx(ref.weights)
+    assert actor.weights < ref.weights / 2 and actor.generation == pytest.approx(3 / 4 * ref.weights, rel=0.01)
     assert actor.cache == 2 * (64 + 16) * 4 * 4 * 2 * 2 * 16  # rows, tokens, bytes, layers, keys and values of 2 heads
 
 

@@ -66,7 +66,8 @@ def _work(setting: Setting, model: str) -> float:
     """Bytes beside those that a model holds while it is idle, in the call that needs most."""
     found, spec = memory(setting, model), setting.plan.models[model]
     fetched = (found.gradients + found.optimizer if spec.optimizer else found.weights) * spec.offload
-    in_place = setting.machine(model).storage.in_place
+    home = setting.home_layout(model)
+    in_place = home is not None and setting.placed(home)[0].storage.in_place
     return max(_training(setting, model) + fetched, _scoring(setting, model) + fetched * (not spec.optimizer),
                found.cache + found.generation * in_place)
 

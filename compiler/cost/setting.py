@@ -14,7 +14,7 @@ from compiler.cost.moved import Lengths
 from compiler.cost.sizes import Sizes, sizes_of
 from compiler.cost.training import Micro
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call
-from compiler.machine import Machine
+from compiler.machine import Machine, Storage
 from compiler.plan import Plan
 from compiler.shapes import parameters
 from compiler.steps import UpdateLoop
@@ -44,8 +44,20 @@ class Setting:
         return sizes_of(shape_of(self.plan, model), self.plan.models[model].role)
 
     def placed(self, layout: str) -> tuple[Machine, Sizes, Degrees]:
+        """What is kept of the model, and in how many bits, is as the plan says."""
         model, spec = layout.rpartition(".")[0], self.plan.layouts[layout]
-        return self.machine(model), self.sizes(model), Degrees(spec.tp, spec.pp, spec.dp)
+        optimizer = "sharded" if spec.sharded_optimizer else "replicated"
+        storage = Storage(in_place=self._in_place(model)).asked(spec.precision, optimizer, spec.sequence_parallel)
+        machine = dataclasses.replace(self.machine(model), storage=storage)
+        return machine, self.sizes(model), Degrees(spec.tp, spec.pp, spec.dp)
+
+    def _in_place(self, model: str) -> bool:
+        """Whether the weights of training and generation take turns in one memory: those that a run changes, in one
+        precision, in engines that let them."""
+        home, spec = self.home_layout(model), self.plan.layouts.get(f"{model}.generate")
+        if home is None or spec is None or self.plan.models[model].optimizer is None or self.plan.run.lag:
+            return False
+        return spec.within == home and spec.precision == self.plan.layouts[home].precision and spec.engine in ("", "torch")
 
     def home_layout(self, model: str) -> Optional[str]:
         """The layout in which a model keeps its weights."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from compiler.shapes import ModelShape
 
 FP32 = 4
+BETWEEN = 5  # of them between the parts of a layer that tensor shards divide (equation 2: 10 of 34 bytes)
 ACTIVATION = 17  # elements a token, layer and hidden element that training keeps (arXiv 2205.05198, equation 2: 34
 #                  bytes in 16 bit, without the quadratic term, which flash attention does not store)
 

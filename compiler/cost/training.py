@@ -9,7 +9,7 @@ from typing import NamedTuple
 from compiler.cost.compute import head_forward, layer_forward, stream
 from compiler.cost.layouts import Degrees
 from compiler.cost.links import gather, group_link, send
-from compiler.cost.sizes import ACTIVATION, FP32, Sizes
+from compiler.cost.sizes import ACTIVATION, BETWEEN, FP32, Sizes
 from compiler.cost.workload import Call
 from compiler.machine import Machine
 
@@ -151,17 +151,24 @@ def state_bytes(machine: Machine, sizes: Sizes, degrees: Degrees) -> float:
 def activation_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, micro: Micro) -> float:
     """On the fullest stage: the first holds up to pp micro-batches, the last one and its logits.
 
-    Sequence parallelism cuts all activations by tp (arXiv 2205.05198, equation 4); with recomputation a layer's input
-    stays, and one layer in full.
+    With recomputation a layer's input stays, and one layer in full.
     """
-    width, rows = machine.storage.weight, minibatch_rows(degrees, call)
+    rows = minibatch_rows(degrees, call)
     tokens = min(micro.samples, rows) * call.length
-    layers = sizes.stage_layers(degrees.pp)
-    kept = layers + ACTIVATION if micro.recompute else layers * ACTIVATION
-    one = width * tokens * sizes.hidden * kept
-    logits = 2 * FP32 * tokens * sizes.vocab if sizes.policy else 0.0
+    layers, layer = sizes.stage_layers(degrees.pp), _layer_elements(machine, degrees.tp)
+    whole = 1 / degrees.tp if machine.storage.sequence_parallel else 1.0
+    kept = layers * whole + layer if micro.recompute else layers * layer
+    one = machine.storage.weight * tokens * sizes.hidden * kept
+    logits = 2 * FP32 * tokens * sizes.vocab / degrees.tp if sizes.policy else 0.0
     first = one * min(degrees.pp, math.ceil(rows / micro.samples))
-    return max(first + (logits if degrees.pp == 1 else 0.0), one + logits) / degrees.tp
+    return max(first + (logits if degrees.pp == 1 else 0.0), one + logits)
+
+
+def _layer_elements(machine: Machine, tp: int) -> float:
+    """Activations of a layer a token and hidden element on each device (arXiv 2205.05198, equations 2 and 4)."""
+    if machine.storage.sequence_parallel:
+        return ACTIVATION / tp
+    return BETWEEN + (ACTIVATION - BETWEEN) / tp
 
 
 def forward_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call,
@@ -169,5 +176,6 @@ def forward_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call,
     """One layer's activations and the logits of a micro-batch."""
     rows = max(1, math.ceil(call.rows / degrees.dp))
     most = samples * call.length if samples else max(FORWARD_TOKENS, call.length)
-    logits = FP32 * sizes.vocab if sizes.policy else 0
-    return min(rows * call.length, most) * (ACTIVATION * machine.storage.weight * sizes.hidden + logits) / degrees.tp
+    logits = FP32 * sizes.vocab / degrees.tp if sizes.policy else 0
+    layer = _layer_elements(machine, degrees.tp) * machine.storage.weight * sizes.hidden
+    return min(rows * call.length, most) * (layer + logits)

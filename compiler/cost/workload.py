@@ -16,7 +16,8 @@ class Asked:
 
     tp, pp, dp: of training and scoring; generate_tp, generate_dp: of generation; devices: of its set
     micro_batch, tokens: the most that a micro-batch of training may hold
-    recompute: "full" or "none"; "" is open
+    recompute: "full" or "none"; precision, optimizer, sequence_parallel: as in `machine.Storage.asked`; "" and None
+    are open
     """
 
     tp: int = 0
@@ -28,6 +29,9 @@ class Asked:
     micro_batch: int = 0
     tokens: int = 0
     recompute: str = ""
+    precision: str = ""
+    optimizer: str = ""
+    sequence_parallel: Optional[bool] = None
 
 
 @dataclass(frozen=True)

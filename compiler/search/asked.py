@@ -17,6 +17,8 @@ from rlhf_dsl.diagnostics import DiagnosticError, Label, fault, listing
 from rlhf_dsl.source import Source
 from rlhf_dsl.typed import Checked, Constraint
 
+_KNOWN = (*DEGREES, "micro_batch", "tokens", "recompute", "precision", "optimizer", "sequence_parallel")
+
 
 def asked_of_models(checked: Checked) -> dict[str, Asked]:
     """By model. Training and scoring have one layout; generation has one pipeline stage. Raises DiagnosticError P01."""
@@ -26,7 +28,7 @@ def asked_of_models(checked: Checked) -> dict[str, Asked]:
         if stage.stage == GENERATE:
             wanted = {"generate_tp": stage.degree("tp"), "generate_dp": stage.degree("dp")}
         else:
-            wanted = {key: stage.items[key] for key in (*DEGREES, "micro_batch", "tokens", "recompute") if key in stage.items}
+            wanted = {key: stage.items[key] for key in _KNOWN if key in stage.items}
         found[stage.model] |= wanted
     return {model: Asked(**items) for model, items in found.items()}
 

@@ -21,7 +21,9 @@ def placement_of(checked: Checked, machines: Sequence[Machine], found: Found, ra
     world = ranks or max(group.first + group.ranks for group in groups)
     choices = {m.model: m.choice for group in found.groups for m in group.models}
     stages = asked_of_stages(checked)
-    layouts = {stage.target: _layout(stage, choices[stage.model], groups, stages) for stage in stages}
+    usual = {m.model: machines[group.pool].storage for group in found.groups for m in group.models}
+    layouts = {stage.target: executed(_layout(stage, choices[stage.model], groups, stages), stage, stages,
+                                      usual[stage.model]) for stage in stages}
     batching = {stage.target: _batching(stage, choices[stage.model]) for stage in stages}
     others = tuple(Alternative(ranks_of(machines, other.groups), other.iteration_s) for other in found.alternatives)
     offload = frozenset(model for model, choice in choices.items() if choice.offload)
@@ -71,10 +73,10 @@ def packed(machine: Machine, sizes: Sequence[int]) -> list[int]:
 def _layout(stage: Stage, choice: Choice, groups: Sequence[GroupSpec], stages: Sequence[Stage]) -> LayoutSpec:
     group = next(g for g in groups if stage.model in g.models)
     if stage.stage != GENERATE:
-        return executed(LayoutSpec(group.ranks, *choice.layout, group.first), stage, stages)
+        return LayoutSpec(group.ranks, *choice.layout, group.first)
     within = next(s.target for s in stages if s.model == stage.model and s.stage in (TRAIN, FORWARD))
     tp = choice.generate.tp if choice.generate else choice.layout.tp  # no choice: it samples in evaluations alone
-    return executed(LayoutSpec(group.ranks, tp, 1, group.ranks // tp, group.first, within, stage.engine), stage, stages)
+    return LayoutSpec(group.ranks, tp, 1, group.ranks // tp, group.first, within, stage.engine)
 
 
 def _batching(stage: Stage, choice: Choice) -> Batching:

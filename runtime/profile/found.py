@@ -62,7 +62,7 @@ def cluster_text(machine: Machine, about: str) -> str:
 
 
 def _sections(machine: Machine) -> dict[str, dict[str, Any]]:
-    engine, storage = machine.engine, machine.storage
+    engine = machine.engine
     return {
         "device": {"tflops": machine.flops / 1e12, "memory_gb": machine.memory / 1e9,
                    "memory_gb_per_s": machine.memory_bandwidth / 1e9, "host_gb_per_s": machine.host / 1e9},
@@ -71,8 +71,7 @@ def _sections(machine: Machine) -> dict[str, dict[str, Any]]:
         "reached": vars(machine.reached),
         "engine": {"layer_us": engine.layer * 1e6, "collective_us": engine.collective * 1e6,
                    "call_ms": engine.call * 1e3, "step_us": engine.step * 1e6, "ahead": engine.ahead},
-        "storage": {"weight": storage.weight, "gradient": storage.gradient, "states": storage.states,
-                    "sharded": storage.sharded, "in_place": storage.in_place},
+        "storage": vars(machine.storage),
     }
 
 
