@@ -31,7 +31,8 @@ class SamplerEngine:
 
     weights: the rank's local tensors (`compiler.weights`, engine "torch"), zeros until someone fills them in place
     group: the torch.distributed group of the rank's tp peers, None where tp = 1
-    cache_bytes: memory for keys, values and logits; it bounds how many rows are decoded together
+    cache_bytes: memory for keys, values and logits; it bounds how many rows are decoded together. On a CPU the weights are
+        there twice while it generates, where they fit in a quarter of it
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class SamplerEngine:
         places = np.broadcast_to(np.asarray(first_sample, dtype=np.int64), rows.shape)[:, None] + np.arange(samples)
         draws = Draws(seed, name, iteration, np.repeat(rows, samples), places.reshape(-1))
         batch = _Batch(self._model, tokens, samples, draws, options, decode, self.cache_bytes)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._model.unchanging(self.cache_bytes // 4):
             while batch.step():
                 if progress is not None:
                     progress(batch.finished, batch.total)

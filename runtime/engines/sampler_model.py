@@ -6,8 +6,9 @@ lives in one slot of the cache; its token at position i is at place i there.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import Optional
+from typing import Iterator, Optional
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch import Tensor
 from compiler.shapes import ModelShape
 from runtime.engines.positions import rotary_frequencies, window_mask
 from runtime.engines.sampler_cache import Cache
+from runtime.engines.sampler_products import Products
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class _Layer:
 class SamplerModel:
     """One tensor-parallel shard of a policy.
 
-    weights: the local tensors of `compiler.weights` for engine "torch"; they are used in place, never copied
+    weights: the local tensors of `compiler.weights` for engine "torch", used in place
     peers: global ranks of the tp shards, in their order; this is the one of `shard`
     group: their torch.distributed group, in whatever order; None where there is one
     """
@@ -50,7 +52,17 @@ class SamplerModel:
         self.head = self.embed if shape.tied else weights["head.weight"]
         self.layers = [_layer(weights, i) for i in range(shape.layers)]
         self.first_token = shard * self.embed.shape[0]
-        self._tables = rotary_tables(shape, 0)
+        self._tables, self._products = rotary_tables(shape, 0), Products()
+
+    @contextlib.contextmanager
+    def unchanging(self, memory: int) -> Iterator[None]:
+        """Within, nobody writes to the weights, and products may keep copies of them in so many bytes."""
+        matrices = [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        self._products = Products([*matrices, self.head], memory)
+        try:
+            yield
+        finally:
+            self._products = Products()
 
     def row_bytes(self, capacity: int) -> int:
         """Bytes of cache for one row."""
@@ -110,21 +122,20 @@ class SamplerModel:
         """Hidden states [m, hidden] after the last layer, for m tokens; attend(layer, q, k, v) → [.., heads, d]."""
         hidden, turned = self._embedded(tokens), self.heads + self.kv_heads
         for i, layer in enumerate(self.layers):
-            qkv = F.linear(self._normed(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
+            qkv = self._products.of(self._normed(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
             qkv = qkv.view(-1, turned + self.kv_heads, self.shape.head_dim)
             qk, v = rotate(self._normed_heads(qkv[:, :turned], layer), *rotary), qkv[:, turned:]
             mixed = attend(i, qk[:, :self.heads], qk[:, self.heads:], v)
-            self._add_product(hidden, mixed.reshape(tokens.numel(), -1), layer.out)
-            gate, up = F.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            self._add_product(hidden, F.silu(gate, inplace=True).mul_(up), layer.down)
+            hidden = self._added(hidden, mixed.reshape(tokens.numel(), -1), layer.out)
+            gate, up = self._products.of(self._normed(hidden, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+            hidden = self._added(hidden, F.silu(gate, inplace=True).mul_(up), layer.down)
         return hidden
 
-    def _add_product(self, hidden: Tensor, x: Tensor, weight: Tensor) -> None:
-        """hidden += x weight^T, summed over the shards."""
+    def _added(self, hidden: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
+        """hidden + x W^T, summed over the shards."""
         if self.tp == 1:
-            hidden.addmm_(x, weight.t())
-        else:
-            hidden += self._summed(F.linear(x, weight))
+            return self._products.added(hidden, x, matrix)
+        return hidden.add_(self._summed(self._products.of(x, matrix)))
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         if self.tp == 1:
@@ -134,7 +145,7 @@ class SamplerModel:
         return self._summed(self.embed[local.masked_fill(elsewhere, 0)].masked_fill(elsewhere[:, None], 0))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        local = F.linear(self._normed(hidden, self.norm), self.head)
+        local = self._products.of(self._normed(hidden, self.norm), self.head)
         if self.tp == 1:
             return local.float()
         parts = torch.empty(self.tp, *local.shape, dtype=local.dtype, device=local.device)
