@@ -35,17 +35,25 @@ LAYOUTS_OF = {
 }
 
 
+WAYS = {
+    "": "", "cut": ", sequence_parallel(true), optimizer(sharded), recompute(full)",
+    "interleaved": ", parallel(chunks=2), optimizer(sharded)",
+}
+
+
 @dataclass(frozen=True)
 class Case:
     subject: str
     layout: tuple[int, int, int]
     micro_batch: int
     sampler_tp: int
+    ways: str = ""  # of WAYS: how engines compute
 
     @property
     def name(self) -> str:
         tp, pp, dp = self.layout
-        return f"{self.subject} tp{tp} pp{pp} dp{dp} micro{self.micro_batch} sampler{self.sampler_tp}"
+        degrees = f"{self.subject} tp{tp} pp{pp} dp{dp} micro{self.micro_batch} sampler{self.sampler_tp}"
+        return f"{degrees} {self.ways}".strip()
 
     @property
     def ranks(self) -> int:
@@ -56,7 +64,7 @@ class Case:
         """The `plan:` section."""
         tp, pp, dp = self.layout
         how = f"parallel(tp={tp}, pp={pp}, dp={dp}), micro_batch({self.micro_batch})"
-        lines = [f"    {name}: {how}" for name in checked.models]
+        lines = [f"    {name}: {how}{WAYS[self.ways] if m.optimizer else ''}" for name, m in checked.models.items()]
         lines += [f"    actor.generate: parallel(tp={self.sampler_tp})"] if "actor" in checked.models else []
         return "\nplan:\n" + "\n".join(lines) + "\n"
 
@@ -64,6 +72,8 @@ class Case:
 # Every layout with two micro-batch sizes, the second with the sampler over two ranks where there are two.
 CASES = [Case(name, layout, micro, min(sampler, layout[0] * layout[1] * layout[2]))
          for name, layouts in LAYOUTS_OF.items() for layout in layouts for micro, sampler in ((2, 1), (5, 2))]
+CASES += [Case("ppo", (2, 1, 2), 3, 2, "cut"), Case("ppo-qwen2", (2, 1, 2), 3, 1, "cut")]
+CASES += [Case("ppo", (1, 2, 2), 3, 2, "interleaved")]
 REFERENCES = {name: next(case.name for case in CASES if case.subject == name) for name in SUBJECTS}
 NAMES = [*SUBJECTS, *(case.name for case in CASES if case.name not in REFERENCES.values())]
 
