@@ -172,7 +172,8 @@ def _transfer_json(costs: CostModel, row: Row) -> dict[str, Any]:
 def _transition_json(costs: CostModel, step: Any) -> dict[str, Any]:
     """peak_bytes: weights of both layouts on the fullest rank, an element in both counted once; links by nodes."""
     plan = costs.plan
-    transfer = weight_transfer(shape_of(plan, step.model), plan.models[step.model].role, plan.layouts, step.src, step.dst)
+    shape, role = shape_of(plan, step.model), plan.models[step.model].role
+    transfer = weight_transfer(shape, role, plan.layouts, step.src, step.dst)
     near, far = transfer.bytes_crossing(costs.cluster.devices_per_node)
     return {"strategy": step.strategy, "peak_bytes": max(map(transfer.peak_bytes, transfer.ranks)),
             "redundant_bytes": max(map(transfer.redundant_bytes, transfer.ranks)),

@@ -1,4 +1,4 @@
-"""`reshard(NAME)` in a plan: which strategy is planned, what it moves, and that a plan cannot say one and mean another."""
+"""`reshard(NAME)` in a plan: which strategy is planned, what it moves, and that no plan says one and means another."""
 
 from __future__ import annotations
 

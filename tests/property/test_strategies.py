@@ -1,4 +1,4 @@
-"""Strategies over thousands of random models and layouts: all arrives once, at the bytes of the formulas, in bounded rounds."""
+"""Strategies over thousands of random models and layouts: all arrives once, at the formulas' bytes, in bounded rounds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Case(NamedTuple):
     @property
     def is_even(self) -> bool:
         """Whether the formulas hold for the matrices of the layers."""
-        return self.train.tp % self.tp == 0 and self.shape.layers % self.train.pp == 0 and self.shape.kv_heads % self.tp == 0
+        divides = self.train.tp % self.tp == 0 and self.shape.kv_heads % self.tp == 0
+        return divides and self.shape.layers % self.train.pp == 0
 
 
 def any_shape(rng: random.Random) -> ModelShape:
@@ -92,12 +93,11 @@ def _meet(start, stop, other_start, other_stop) -> int:
 
 def received(transfer: WeightTransfer, rank: int, tensors=None) -> int:
     """Elements that come to a rank from others, by the lists of moves and shares."""
-    moved = sum(m.elements for m in transfer.moves_to(rank) if not m.is_local and (tensors is None or m.tensor in tensors))
+    boxes = [move for move in transfer.moves_to(rank) if not move.is_local]
     gather = transfer.gather(rank)
-    if gather is None:
-        return moved
-    me = gather.ranks.index(rank)
-    return moved + sum(s.elements for s in gather.shares if s.member != me and (tensors is None or s.tensor in tensors))
+    if gather is not None:
+        boxes += [share for share in gather.shares if gather.ranks[share.member] != rank]
+    return sum(box.elements for box in boxes if tensors is None or box.tensor in tensors)
 
 
 def check(transfer: WeightTransfer) -> None:
