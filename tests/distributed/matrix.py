@@ -99,9 +99,10 @@ def run_plan(plan: Plan, job: meshes.Job, folder: RunFolder) -> tuple[Result, di
     run(plan, folder, world, models, executor, events.append)
     for runner in ops.values():
         runner.close()
+    resharded = _reshardings(plan, models, job)  # before training takes the memory of generation back
     weights = {name: models.whole(name) for name, spec in plan.models.items() if spec.optimizer}
     metrics = [event["metrics"] for event in events if event["event"] == "iteration"]
-    result = Result(metrics, executor.responses, _reshardings(plan, models, job), time.perf_counter() - began)
+    result = Result(metrics, executor.responses, resharded, time.perf_counter() - began)
     return result, weights
 
 
@@ -111,11 +112,12 @@ def run_plan(plan: Plan, job: meshes.Job, folder: RunFolder) -> tuple[Result, di
 def _reshardings(plan: Plan, models: Models, job: meshes.Job) -> dict[str, dict]:
     if f"{ACTOR}.generate" not in models.layouts:
         return {}
-    canonical = MPI.COMM_WORLD.bcast(models.whole(ACTOR), root=0)
     src, name = models.weight_layout(f"{ACTOR}.train"), f"{ACTOR}.generate"
+    arrived = {key: tensor.clone() for key, tensor in _held(models, name).items()}
+    canonical = MPI.COMM_WORLD.bcast(models.whole(ACTOR), root=0)
     mover, moves = models.mover(f"{ACTOR}.train", name), plan.run.steps + 1
     held = models.weight_layout(name)
-    wrong = _wrong(_held(models, name), held, canonical, job.rank)
+    wrong = _wrong(arrived, held, canonical, job.rank)
     planned = moves * redistribute(src, held).total_bytes
     found = {"in the run": Resharding(wrong, _total(mover.bytes_received), planned)}
     for tp in (1, 2):
