@@ -15,15 +15,17 @@ from compiler.passes import NAMES
 from rlhf_dsl.typed import Checked
 
 PLAN = "plan"
+AFTER = {"placed": "shard", "resharded": "reshard"}  # what is true of a graph, by the pass that makes it so
 _BEFORE_PLACEMENT = ("graph", *NAMES[:NAMES.index("place")])
 
 
 def graph_command(args: Namespace) -> int:
     """Prints the drawing of `args.stage`, or writes it to `args.output`.
 
-    "graph" is what the program says; a pass, what is left after it; "plan", all that a plan's steps do.
+    "graph" is what the program says; a pass, what is left after it; "placed", values with their layouts; "resharded",
+    moves between them, too; "plan", all that a plan's steps do.
     """
-    check_stage("--stage", args.stage, (*STAGES, PLAN))
+    check_stage("--stage", args.stage, (*STAGES, *AFTER, PLAN))
     checked = load_program(args)
     write(renderer(args.format)(drawing_of(_graph(checked, args), checked)), args.output)
     return 0
@@ -40,9 +42,9 @@ def renderer(format: str) -> Callable[[Drawing], str]:
 
 def _graph(checked: Checked, args: Namespace) -> FlowGraph:
     """Until models are placed, neither their folders nor a cluster are needed."""
-    observer = Observer()
-    if args.stage in _BEFORE_PLACEMENT:
+    observer, stage = Observer(), AFTER.get(args.stage, args.stage)
+    if stage in _BEFORE_PLACEMENT:
         lower_equations(checked, observer)
-        return observer.graphs[args.stage]
+        return observer.graphs[stage]
     last = lower_and_place(checked, placed(checked, args), observer)
-    return last if args.stage == PLAN else observer.graphs[args.stage]
+    return last if stage == PLAN else observer.graphs[stage]

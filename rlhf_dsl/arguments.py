@@ -215,7 +215,8 @@ def _graph(parser: argparse.ArgumentParser) -> None:
     _overrides(parser)
     _placement(parser)
     parser.add_argument("--stage", metavar="STAGE", default="graph",
-                        help="graph: what the program says; the name of a pass; plan: all that a plan does")
+                        help="graph: what the program says; placed: with layouts; resharded: with moves between them; "
+                             "plan: all that a plan does; or the name of a pass")
     parser.add_argument("--format", choices=("tree", "dot", "mermaid", "svg", "html"), default="tree",
                         help="tree: for the terminal; dot: for Graphviz; html: a page with the program beside the picture")
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write it; standard output unless given")

@@ -188,6 +188,13 @@ def test_stages_and_formats(capsys):
         assert main(["graph", program, "--stage", stage, "--ranks", "2"]) == 0
         out = capsys.readouterr().out
         assert out.startswith("grpo\n") and ("to actor.generate" in out) == (stage in ("schedule", "plan"))
+    shown = {}
+    for stage in ("placed", "shard", "resharded", "reshard"):
+        assert main(["graph", program, "--stage", stage, "--ranks", "2"]) == 0
+        shown[stage] = capsys.readouterr().out
+    assert shown["placed"] == shown["shard"] != shown["resharded"] == shown["reshard"]
+    assert "@actor.train tp1 pp1 dp2" in shown["placed"] and "weights of actor" not in shown["placed"]
+    assert "weights of actor" in shown["resharded"]
     assert main(["graph", program, "--stage", "schedul"]) == 2
     assert "did you mean `schedule`?" in capsys.readouterr().err
 
