@@ -30,7 +30,7 @@ class Contender:
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.name = name
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, env=dict(env), cwd=ROOT)
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(env), cwd=ROOT)
         self.ready = self._answer()
 
     def round(self) -> Any:

@@ -2,9 +2,9 @@
 
     python benchmarks/iterations.py [grpo] [ppo] [--rounds 3] [--trl PYTHON] [--ppo-trl FOLDER]
 
-GRPO: a model of 8 million parameters, 32 prompts x 4 samples x (16 + 64) tokens, one update. PPO: four such models, 64 x
-(16 + 64) tokens, one epoch. Ours is `rlflowc run`; in 2 ranks of one thread, and in one rank of two. PYTHON (this one, if
-not given) has TRL; FOLDER, put before its packages, has the last version with a PPO trainer.
+GRPO: a model of 8 million parameters, 32 prompts x 4 samples x (16 + 64) tokens, one update. PPO: four such models, 64
+x (16 + 64) tokens, one epoch. Ours is `rlflowc run`, in one rank of two threads and in two ranks of one. PYTHON (this
+one, if not given) has TRL; FOLDER, put before its packages, has the last version with a PPO trainer.
 
 Whole runs are interleaved. The first iteration of each, which warms up, is left out.
 """
@@ -119,9 +119,11 @@ def ours(case: str, folder: Path, ranks: int, number: int) -> tuple[list[float],
 
     run = folder / f"{case}-{ranks}-{number}"
     threads = max(1, 2 // ranks)
-    subprocess.run(
-        [sys.executable, "-P", "-m", "rlhf_dsl.cli", "run", f"{case}.rlflow", "--ranks", str(ranks), "--run-dir", str(run)],
-        check=True, cwd=folder, env=environment(threads), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "rlhf_dsl.cli", "run", f"{case}.rlflow", "--ranks", str(ranks), "--run-dir", run],
+        cwd=folder, env=environment(threads), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
     steps = {title_of(step) for _, step in all_steps(load_plan(run / "plan.json")) if step.op in MODEL_STEPS}
     lines = [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()][1:]
     shares = [1 - sum(s for name, s in line["steps"].items() if name in steps) / line["seconds"] for line in lines]
@@ -152,8 +154,9 @@ def _clock():
 
 
 def _common(folder: Path) -> dict:
-    return dict(output_dir=str(folder / "trl"), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-                save_strategy="no", logging_steps=1000, disable_tqdm=True, learning_rate=1e-6)
+    return dict(
+        output_dir=str(folder / "trl"), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+        save_strategy="no", logging_steps=1000, disable_tqdm=True, learning_rate=1e-6)
 
 
 def trl_grpo(folder: Path) -> list[float]:
@@ -187,7 +190,8 @@ def trl_ppo(folder: Path) -> list[float]:
         local_rollout_forward_batch_size=case.prompts, num_sample_generations=0)
     policy, ref = (AutoModelForCausalLM.from_pretrained(folder / "policy", dtype="float32") for _ in range(2))
     value, scorer = (
-        AutoModelForSequenceClassification.from_pretrained(folder / name, dtype="float32") for name in ("value", "scorer"))
+        AutoModelForSequenceClassification.from_pretrained(folder / name, dtype="float32")
+        for name in ("value", "scorer"))
     rows = Dataset.from_list([{"input_ids": tokenizer(row["prompt"])["input_ids"]} for row in _rows(folder)])
     PPOTrainer(settings, tokenizer, policy, ref, scorer, rows, value, eval_dataset=rows.select(range(8)),
                callbacks=[clock]).train()

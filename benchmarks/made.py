@@ -11,7 +11,7 @@ WORDS = [f"w{i}" for i in range(3, VOCAB)]
 
 
 def model_folder(folder: Path, seed: int = 0, head: str = "policy") -> Path:
-    """A folder as `transformers` writes it, random weights, 8.0 million parameters; head: "policy", "value", "scorer"."""
+    """A folder as `transformers` writes it, of random weights. head: "policy", "value" or "scorer"."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
