@@ -47,7 +47,7 @@ def run(ranks: int, scratch: Path) -> dict[str, dict]:
     """Differences by case."""
     command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "mpi4py", "-m", "megatron_cases"]
     environment = {**rank_environment(ranks, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
-    done = subprocess.run([*command, str(scratch)], capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run([*command, str(scratch)], capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     print(*lines, sep="\n")
