@@ -219,6 +219,13 @@ def test_a_tail_keeps_the_mean():
     assert times[1] == pytest.approx(times[0], rel=0.02)
 
 
+def test_samples_of_a_prompt_share_its_pass():
+    one, call = machine(), Call("m", GENERATE, 64, 1024, 128)
+    alone, shared = (generation.generate_time(one, LLAMA, Degrees(1, 1, 1), c, 64)
+                     for c in (call, dataclasses.replace(call, samples=8)))
+    assert shared.prefill == pytest.approx(alone.prefill / 8, rel=0.05) and shared.decode == alone.decode
+
+
 def test_rows_enter_for_those_that_end():
     """Two waves: the first takes the mean, the last waits for the longest."""
     one, call = machine(), Call("m", GENERATE, 64, 128, 512, longest=1024)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler.catalog import model_shape
 from compiler.cluster import Cluster
 from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
@@ -15,6 +16,7 @@ from compiler.cost.memory import idle
 from compiler.machine import Engine
 from compiler.plan import Plan
 from compiler.reading.tables import rows_of
+from compiler.search.derive import workload_of
 from compiler.search.program import Searched
 from compiler.steps import UpdateLoop
 from rlhf_dsl.frontend import load
@@ -128,6 +130,17 @@ def test_the_bound_of_a_response_limits_the_longest(tmp_path):
     plans = [compiled(tmp_path, PPO + f"    assume: response=4, longest={n}\n", 4) for n in (16, 1000)]
     first, second = (CostModel(p, CLUSTER) for p in plans)
     assert sum(map(first.seconds, plans[0].steps)) == sum(map(second.seconds, plans[1].steps))
+
+
+def test_a_group_shares_its_prompt(tmp_path):
+    """Of GRPO; the search and the plan agree on it."""
+    checked = shipped(tmp_path, "grpo")
+    plan = compile_program(checked, CLUSTER, 2)
+    generate = next(s for s in plan.steps if s.op == "generate")
+    shapes = {name: model_shape("llama-3.2-1b") for name in checked.models}
+    call = next(c for s in workload_of(checked, shapes).stages for c in s.calls if c.kind == "generate" and c.counted)
+    group = plan.dims["g"].size
+    assert group > 1 and CostModel(plan, CLUSTER).call(generate).samples == call.samples == group
 
 
 # ---- machines --------------------------------------------------------------------------------------

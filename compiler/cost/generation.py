@@ -48,8 +48,9 @@ def generate_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, 
 def _generate(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int, sequences: int,
               call: Call) -> GenerateTime:
     """All but the last wave take the mean length, as rows enter for those that end; the last waits for the longest."""
-    chunks = math.ceil(rows * call.prompt / FORWARD_TOKENS)
-    tokens = rows * call.prompt / chunks
+    prompts = math.ceil(rows / call.samples) * call.prompt
+    chunks = math.ceil(prompts / FORWARD_TOKENS)
+    tokens = prompts / chunks
     stage = sizes.stage_layers(pp) * layer_forward(machine, sizes, tp, tokens, call.prompt).total
     full, rest = divmod(rows, sequences)
     last = rest or sequences

@@ -36,7 +36,7 @@ class Reasons:
         cache = bytes_text(width * sequences * context * self.sizes.cached(degrees.tp, degrees.pp))
         waves = plural(math.ceil(rows / sequences), "wave")
         return estimate(
-            (found.prefill, "prompts: " + self._products(self._flops(rows, call.prompt))),
+            (found.prefill, "prompts: " + self._products(self._flops(math.ceil(rows / call.samples), call.prompt))),
             (found.compute, f"reads {weights} of weights and {cache} of keys and values "
                             f"{self._steps(call, rows, sequences):,.0f} times for {sequences} of {plural(rows, 'row')} "
                             f"at once, {waves}, at {self._memory()}"),

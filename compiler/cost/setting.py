@@ -57,7 +57,8 @@ class Setting:
         home, spec = self.home_layout(model), self.plan.layouts.get(f"{model}.generate")
         if home is None or spec is None or self.plan.models[model].optimizer is None or self.plan.run.lag:
             return False
-        return spec.within == home and spec.precision == self.plan.layouts[home].precision and spec.engine in ("", "torch")
+        alike = spec.precision == self.plan.layouts[home].precision and spec.engine in ("", "torch")
+        return alike and spec.within == home
 
     def home_layout(self, model: str) -> Optional[str]:
         """The layout in which a model keeps its weights."""
@@ -112,7 +113,12 @@ class Setting:
         """What a Generate, Forward or TrainStep asks of its model. part: the share of the rows that it sees"""
         responses = {"generate": lambda: [step.expr], "forward": lambda: [step.response],
                      "train": lambda: sorted({self.plan.exprs[c.expr].args[0] for c in step.calls})}[step.op]()
-        return self._call(step.model, step.op, responses, part)
+        found = self._call(step.model, step.op, responses, part)
+        if step.op != GENERATE:
+            return found
+        prompts = self.lengths.samples(self.plan.exprs[step.prompts].dims)
+        whole = self.lengths.samples(self.plan.exprs[step.expr].dims)
+        return dataclasses.replace(found, samples=max(1, whole // prompts))
 
     def _call(self, model: str, kind: str, responses: Iterable[int], part: float) -> Call:
         """Over some rows of several responses, whose mean length counts."""

@@ -88,8 +88,8 @@ def _passes(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int
 @functools.lru_cache(maxsize=200_000)
 def step_time(machine: Machine, sizes: Sizes, degrees: Degrees) -> StepTime:
     """Gradients are summed in 32 bit over data shards: all-reduced, or, where these divide the states,
-    reduce-scattered, and the weights gathered (Rajbhandari et al., arXiv 1910.02054, stage 1). Then Adam streams through its
-    states."""
+    reduce-scattered, and the weights gathered (Rajbhandari et al., arXiv 1910.02054, stage 1). Then Adam streams
+    through its states."""
     storage, held = machine.storage, sizes.held(degrees.tp, degrees.pp)
     data = group_link(machine, degrees.dp, degrees.tp)
     back = storage.weight if storage.sharded else FP32

@@ -51,6 +51,7 @@ class Call:
 
     longest: tokens of the longest response; 0: all are as long as the average
     minibatches: optimizer steps an epoch; every sample is seen `epochs` times
+    samples: how many rows of a generation have one prompt, which passes through the model once
     counted: whether its time counts; that of evaluations does not, but there must be memory for them
     """
 
@@ -62,6 +63,7 @@ class Call:
     longest: float = 0.0
     epochs: int = 1
     minibatches: int = 1
+    samples: int = 1
     counted: bool = True
 
     @property

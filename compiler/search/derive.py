@@ -53,7 +53,12 @@ class _Reader:
         self.scored: set[tuple[str, Expr]] = set()  # (model, response) that an earlier stage has scored
 
     def generates(self, roots: Iterable[Expr]) -> tuple[Call, ...]:
-        return tuple(self._call(e.attr("model"), GENERATE, [e]) for e in _walk(roots) if e.op == "generate")
+        return tuple(dataclasses.replace(self._call(e.attr("model"), GENERATE, [e]), samples=self._samples(e))
+                     for e in _walk(roots) if e.op == "generate")
+
+    def _samples(self, response: Expr) -> int:
+        """Of each prompt."""
+        return max(1, self._rows(response) // self._rows(response.args[0]))
 
     def forwards(self, roots: Iterable[Expr], trained: set[str]) -> tuple[Call, ...]:
         """trained: models that the section trains, whose calls belong to training."""
