@@ -7,17 +7,22 @@ from typing import Any, Callable, Iterator
 from unittest import mock
 
 from runtime.engines import megatron
+from runtime.engines.sampler import SamplerEngine
 from runtime.executor import model_calls, update
-from runtime.executor.models import Models
 
 
 def _weights_stay(original: Callable) -> Callable:
-    """The sampler keeps the weights that it began with."""
-    def reshard(self: Models, src: str, dst: str) -> None:
-        if dst not in self._placed:
-            original(self, src, dst)
+    """The sampler draws by the weights that it began with."""
+    def generate(self: SamplerEngine, *arguments: Any, **more: Any) -> Any:
+        now = {name: tensor.clone() for name, tensor in self.weights.items()}
+        for name, tensor in self.__dict__.setdefault("began_with", now).items():
+            self.weights[name].copy_(tensor)
+        drawn = original(self, *arguments, **more)
+        for name, tensor in now.items():
+            self.weights[name].copy_(tensor)
+        return drawn
 
-    return reshard
+    return generate
 
 
 def _rows_shift(original: Callable) -> Callable:
@@ -40,7 +45,7 @@ def _gradients_stay(original: Callable) -> Callable:
 
 
 PLANTED = {
-    "weights stay": (Models, "reshard", _weights_stay),
+    "weights stay": (SamplerEngine, "generate", _weights_stay),
     "rows shift": (model_calls, "_place", _rows_shift),
     "norm of this rank": (update, "_agree", _norm_of_this_rank),
     "gradients stay": (megatron, "finalize_model_grads", _gradients_stay),

@@ -119,6 +119,11 @@ def test_a_resumed_run_is_the_run_that_was_not(desk):
     assert resumed(desk, "again") == metrics(desk / "whole")
 
 
+def test_on_other_ranks_it_is_the_same_to_rounding(desk):
+    for found, wanted in zip(resumed(desk, "other", "--ranks", 3), metrics(desk / "whole"), strict=True):
+        assert found["metrics"] == pytest.approx(wanted["metrics"], rel=1e-4, abs=1e-5), found["iteration"]
+
+
 def test_without_that_batch_it_would_not_be(desk):
     """The weights that are there are one update newer than those that drew it."""
     checkpoint = desk / "stripped" / "checkpoints" / "step-000002"

@@ -17,12 +17,15 @@ from tests.distributed.planted import PLANTED
 from tests.oracle import Oracle
 
 SMALL = {"e": "3", "run.steps": "2"}
-ONE_STEP = (("epochs=2, minibatches=4", "epochs=2, minibatches=1"),)
+ONE_STEP = ("epochs=2, minibatches=4", "epochs=2, minibatches=1")
+# The reference follows the actor across ranks; the second iteration's penalty shows it.
+FOLLOWS = ("every 40: save(actor)", "every 1: ema(actor, ref, 0.9)\n    every 40: save(actor)")
+COPIES = ("every 100: save(actor)", "every 1: copy(actor, ref)\n    every 100: save(actor)")
 # Seven rows on three ranks, say; `qwen2` has tied embeddings and two layers, `tiny` four layers and two KV heads.
 SUBJECTS = {
-    "ppo": Subject("ppo", "qwen2", SMALL | {"b": "7"}, ONE_STEP),
+    "ppo": Subject("ppo", "qwen2", SMALL | {"b": "7", "lr": "1e-3"}, (ONE_STEP, FOLLOWS)),
     "grpo": Subject("grpo", "tiny", SMALL | {"b": "6", "g": "2"}, (("temperature=1.0", "temperature=1.3"),)),
-    "remax": Subject("remax", "tiny", SMALL | {"b": "7"}),
+    "remax": Subject("remax", "tiny", SMALL | {"b": "7"}, (COPIES,)),
     "safe_rlhf": Subject("safe_rlhf", "tiny", SMALL | {"b": "4"},
                          (("epochs=2, minibatches=4", "epochs=1, minibatches=2"),)),
 }
