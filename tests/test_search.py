@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -27,13 +28,19 @@ def machine(nodes: int, each: int, memory: float = 80e9, name: str = "m") -> Mac
 # ---- enumeration ---------------------------------------------------------------------------------
 
 def enumerate_best(workload: Workload, machines, table, objective: str) -> float:
-    """Every partition, every number of devices of every pool, every option of every model; nothing is pruned."""
+    """Every partition that `plan:` allows, every number of devices of every pool, every option of every model; nothing
+    is pruned."""
     names = range(len(workload.models))
     best = float("inf")
     for labels in itertools.product(names, repeat=len(names)):
         if any(label > max(labels[:i], default=-1) + 1 for i, label in enumerate(labels)):
             continue  # the same partition under other labels
         sets = [[m for m in names if labels[m] == label] for label in range(max(labels) + 1)]
+        named = [{workload.models[m].name for m in members} for members in sets]
+        if not all(any({*pair} <= names_ for names_ in named) for pair in workload.together):
+            continue
+        if any(0 < len(names_ & {*alone}) < max(len(names_), len(alone)) for alone in workload.alone for names_ in named):
+            continue
         ways = [list(_ways(members, machines, table)) for members in sets]
         for chosen in itertools.product(*ways):
             best = min(best, _value(chosen, machines, objective))
@@ -109,6 +116,26 @@ def test_search_equals_enumeration_on_random_options(block):
         assert (found is None) == (expected == float("inf")), seed
         if found is not None:
             assert found.value(objective) == pytest.approx(expected, rel=1e-12), seed
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_search_equals_enumeration_under_constraints(block):
+    """Sets that must be together, and sets that share devices with no other model."""
+    apart = 0
+    for seed in range(1000 + 15 * block, 1015 + 15 * block):
+        workload, machines, table, objective = random_case(seed)
+        draw, names = random.Random(seed), [m.name for m in workload.models]
+        pair = tuple(draw.sample(names, 2))
+        bound = dataclasses.replace(workload, together=(pair,) * draw.choice((0, 1)),
+                                    alone=(pair,) if draw.random() < 0.5 else (pair[:1],))
+        table.workload = bound
+        expected, free = (enumerate_best(w, machines, table.of_model, objective) for w in (bound, workload))
+        found = search(bound, machines, objective, fronts=table)
+        assert (found is None) == (expected == float("inf")), seed
+        if found is not None:
+            assert found.value(objective) == pytest.approx(expected, rel=1e-12), seed
+            apart += expected > free
+    assert apart >= 3  # the constraints matter
 
 
 def random_workload(seed: int) -> tuple[Workload, Machine]:
