@@ -6,7 +6,8 @@ GRPO: a model of 8 million parameters, 32 prompts x 4 samples x (16 + 64) tokens
 x (16 + 64) tokens, one epoch. Ours is `rlflowc run`, in one rank of two threads and in two ranks of one. PYTHON (this
 one, if not given) has TRL; FOLDER, put before its packages, has the last version with a PPO trainer.
 
-Whole runs are interleaved. The first iteration of each, which warms up, is left out.
+Whole runs are interleaved. The first iteration of each, which warms up, is left out. The share of an iteration outside the
+steps of the models is that of the one rank.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def compare(case: str, folder: Path, chosen: argparse.Namespace) -> None:
         for ranks, name in enumerate(list(seconds)[:2], 1):
             took, shares = ours(case, folder, ranks, number)
             seconds[name] += took
-            outside[name] += shares
+            outside[name] += shares if ranks == 1 else []  # of several, a trace has each step's slowest
         seconds["TRL"] += theirs(case, folder, chosen)
     table = Table(case, "seconds an iteration", "tokens/s", "faster than TRL by", "outside model steps")
     theirs_s = statistics.median(seconds["TRL"])
