@@ -216,7 +216,7 @@ def theirs(case: str, folder: Path, chosen: argparse.Namespace) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES])
+    parser.add_argument("cases", nargs="*", metavar="grpo|ppo", choices=[[], *CASES])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trl", metavar="PYTHON", default=sys.executable)
     parser.add_argument("--ppo-trl", metavar="FOLDER")
