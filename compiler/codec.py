@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import types
 import typing
 from typing import Any
@@ -98,7 +99,7 @@ _NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a t
 
 def _fits(kind: type, value: Any) -> bool:
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind) if kind in (bool, str) else True

@@ -236,7 +236,8 @@ class Plan:
         """Raises `ChangedPlan` and `codec.CodecError`; `compiler.verify.load_plan` makes diagnostics of them."""
         try:
             value = json.loads(text, parse_constant=_refuse)
-        except (ValueError, RecursionError) as error:
+            _line(value).encode()
+        except (ValueError, RecursionError) as error:  # also of half a surrogate pair, which no file can hold
             raise codec.CodecError("plan", f"not JSON: {error}") from None
         name = value.get("format") if isinstance(value, dict) else None
         if not isinstance(name, str) or name.split(".")[:2] != FORMAT.split("."):

@@ -269,3 +269,10 @@ class EvalSection:
     roots: tuple[str, ...]
     steps: tuple[Step, ...]
     line: int = 0
+
+
+def exprs_of(step: Any) -> tuple[int, ...]:
+    """The expressions that a step makes or evaluates."""
+    named = [v.expr for field in ("values", "calls", "exprs") for v in getattr(step, field, ())]
+    single = [getattr(step, field) for field in ("expr", "objective") if hasattr(step, field)]
+    return (*named, *single)

@@ -11,8 +11,11 @@ from typing import Any, Iterable, Iterator, Optional
 
 from compiler import codec
 from compiler.arrival import arrival_faults
+from compiler.expressions import expression_faults
 from compiler.groups import group_faults
+from compiler.objectives import objective_faults
 from compiler.plan import ChangedPlan, Plan
+from compiler.sections import section_faults
 from compiler.steps import HOME, UpdateLoop
 from compiler.transitions import strategy_of, weight_transfer
 from compiler.wellformed import all_steps, reference_faults, shape_of, table_faults
@@ -55,7 +58,9 @@ def walk(plan: Plan) -> Iterator[Any]:
 
 def faults(plan: Plan) -> Iterator[str]:
     """Everything that is wrong, the most basic first; later checks rely on earlier ones."""
-    for check in (table_faults, group_faults, reference_faults, _call_faults, _flow_faults, _weight_faults):
+    checks = (table_faults, expression_faults, group_faults, reference_faults, section_faults, _call_faults,
+              _flow_faults, objective_faults, _weight_faults)
+    for check in checks:
         found = False
         try:
             for reason in check(plan):
@@ -90,11 +95,13 @@ def _call_faults(plan: Plan) -> Iterator[str]:
 def _flow_faults(plan: Plan) -> Iterator[str]:
     setup = _Flow(plan, "setup", frozenset())
     yield from setup.walk(plan.setup)
-    ready = frozenset(s.dst for s in plan.setup if s.op == "reshard")
+    changing = {s.model for _, s in all_steps(plan) if s.op == "train"}
+    changing |= {s.args[1] for _, s in all_steps(plan) if s.op == "action" and len(s.args) > 1}
+    ready = frozenset(s.dst for s in plan.setup if s.op == "reshard" and s.model not in changing)
     begun = _Flow(plan, "ahead", ready)
     yield from begun.walk(s for s in plan.steps if getattr(s, "ahead", 0))
     flow = _Flow(plan, "steps", ready)
-    flow.home, flow.following = set(begun.home), _Flow(plan, "ahead", ready)
+    flow.home, flow.keeps, flow.following = set(begun.home), begun.keeps, _Flow(plan, "ahead", ready)
     yield from flow.walk(plan.steps)
     yield from _ahead_faults(plan)
     for section in plan.evals:
@@ -105,21 +112,24 @@ def _flow_faults(plan: Plan) -> Iterator[str]:
 class _Flow:
     """What is known where, at a point of one section.
 
-    home: ids of expressions; there, made: by call, what was moved to it and what it has made
-    weights: layouts with some; following: of the rows of the next iteration
+    keeps: how many stand above; home: ids of expressions; implied: those that were evaluated as a part of others
+    there, made: by call, what was moved to it and what it has made; weights: layouts with some
+    following: of the rows of the next iteration
     """
 
     def __init__(self, plan: Plan, where: str, weights: frozenset[str]) -> None:
         self.plan, self.where = plan, where
         self.home: set[int] = set()
+        self.implied: set[int] = set()
+        self.keeps = 0
         self.there: dict[str, set[int]] = {}
         self.made: dict[str, set[int]] = {}
         self.following: Optional[_Flow] = None
         self.weights = set(weights)
         self.checks = {
             "load": self._load, "reshard": self._reshard, "transfer": self._transfer, "generate": self._generate,
-            "forward": self._forward, "equation": self._equation, "pyop": self._pyop, "reply": self._pyop, "keep": self._evaluate,
-            "record": self._evaluate, "next_state": self._next_state, "statistics": self._statistics,
+            "forward": self._forward, "equation": self._equation, "pyop": self._pyop, "reply": self._pyop,
+            "keep": self._keep, "record": self._evaluate, "next_state": self._next_state, "statistics": self._statistics,
             "train": self._train, "update": self._update,
         }
 
@@ -157,9 +167,11 @@ class _Flow:
         self.home |= values
 
     def _computed(self, step: Any, results: Iterable[int]) -> Iterator[str]:
+        results = set(results)
+        yield from (self._too_early(i) for i in results if self._is_too_early(i))
         if step.name in self.made:
             yield "it computes a second time"
-        self.made[step.name] = set(results)
+        self.made[step.name] = results
 
     def _generate(self, step: Any) -> Iterator[str]:
         if step.layout not in self.weights:
@@ -174,15 +186,29 @@ class _Flow:
         yield from self._computed(step, (call.expr for call in step.calls))
 
     def _equation(self, step: Any) -> Iterator[str]:
-        yield from self._missing(v.expr for v in step.values)
-        self.home |= {v.expr for v in step.values}
+        yield from self._evaluated(step.values)
+
+    def _evaluated(self, values: Iterable[Any]) -> Iterator[str]:
+        """Once, and before anything that is made of them."""
+        early = self.home | self.implied
+        for value in values:
+            if value.expr in early:
+                yield f"`{value.name}` was known before"
+            yield from self._missing([value.expr])
+            self.home.add(value.expr)
 
     def _pyop(self, step: Any) -> Iterator[str]:
+        if step.expr in self.home:
+            yield "it is called a second time"
         yield from self._missing(self.plan.exprs[step.expr].args)
         self.home.add(step.expr)
 
     def _evaluate(self, step: Any) -> Iterator[str]:
         yield from self._missing([step.expr])
+
+    def _keep(self, step: Any) -> Iterator[str]:
+        yield from self._evaluate(step)
+        self.keeps = step.index
 
     def _next_state(self, step: Any) -> Iterator[str]:
         yield from self._missing([step.expr])
@@ -190,8 +216,7 @@ class _Flow:
         self.home |= {i for i, e in enumerate(exprs) if e.op == "next_state" and e.attrs["name"] == step.name}
 
     def _statistics(self, step: Any) -> Iterator[str]:
-        yield from self._missing(v.expr for v in step.exprs)
-        self.home |= {v.expr for v in step.exprs}
+        yield from self._evaluated(step.exprs)
 
     def _train(self, step: Any) -> Iterator[str]:
         exprs, there = self.plan.exprs, self.there.get(step.name, set())
@@ -210,7 +235,7 @@ class _Flow:
         """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count."""
         yield from self.walk(loop.before)
         body = _Flow(self.plan, f"{self.where}.{loop.name}.body", frozenset(self.weights))
-        body.home = set(self.home)
+        body.home, body.keeps = set(self.home), self.keeps
         yield from body.walk(loop.body)
 
     # ---- expressions
@@ -225,10 +250,21 @@ class _Flow:
             if i in seen or i in present:
                 continue
             seen.add(i)
-            if row.op in MADE:
+            if self._is_too_early(i):
+                yield self._too_early(i)
+            elif row.op in MADE:
                 yield f"it reads exprs[{i}], {_told(row)}, before that is made"
             else:
+                self.implied |= {i} if row.args and not known else set()
                 stack.extend(row.args)
+
+    def _is_too_early(self, i: int) -> bool:
+        """Whether an expression is of rows that a keep leaves which does not stand above."""
+        return self.plan.exprs[i].attrs.get("keep", 0) > self.keeps
+
+    def _too_early(self, i: int) -> str:
+        row = self.plan.exprs[i]
+        return f"it needs exprs[{i}], a `{row.op}`, of the rows that keep {row.attrs['keep']} leaves, before that"
 
 
 def _told(row: Any) -> str:

@@ -10,7 +10,7 @@ from compiler.gathers import STRATEGIES
 from compiler.execution import execution_fault
 from compiler.layout import ModelLayout
 from compiler.plan import LayoutSpec, Plan
-from compiler.shapes import ModelShape
+from compiler.shapes import FAMILIES, ModelShape
 from compiler.steps import Named, UpdateLoop
 from compiler.transitions import ENGINES, engine_of
 from compiler.weights import misfit
@@ -18,7 +18,9 @@ from rlhf_dsl.builtins import PRIMITIVES, ROLES
 from rlhf_dsl.typed import ELEMENTS
 
 MOST_RANKS = 1 << 16
-MOST_LAYERS = 1 << 12
+MOST_LAYERS, MOST_SIZE, MOST_ROWS = 1 << 12, 1 << 31, 1 << 40
+SCHEDULES = ("constant", "linear", "cosine")
+ACTIONS = {"save": (1, 1), "copy": (2, 2), "ema": (2, 3)}  # models, arguments
 REQUIRED = {"const": ("value",), "data": ("column",), "state": ("name",), "next_state": ("name",), "reply": ("name",),
             "generate": ("name", "model"), "call": ("model", "operation"), "pyop": ("name",), "field": ("field",)}
 REFERENCES = {"expr": "exprs", "prompts": "exprs", "response": "exprs", "objective": "exprs", "partial": "exprs",
@@ -47,7 +49,7 @@ def table_faults(plan: Plan) -> Iterator[str]:
         yield f"`world` is {plan.world}"
         return
     for name, dim in plan.dims.items():
-        if dim.size < 1 or any(d not in plan.dims for d in dim.lead):
+        if not 1 <= dim.size <= MOST_ROWS or any(d not in plan.dims for d in dim.lead):
             yield f"dim `{name}` has no sound size or lead"
     yield from _model_faults(plan)
     yield from _expr_faults(plan)
@@ -64,10 +66,14 @@ def _model_faults(plan: Plan) -> Iterator[str]:
         if model.role not in ROLES:
             yield f"model `{name}` has the unknown role `{model.role}`"
         shape = shape_of(plan, name)
-        sizes = (shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn, shape.vocab)
-        if min(sizes) < 1 or shape.layers > MOST_LAYERS or shape.heads % shape.kv_heads:
+        sizes = (shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn, shape.vocab,
+                 shape.max_positions)
+        odd = shape.norm_eps <= 0 or shape.rope_theta <= 0 or shape.window < 0 or shape.family not in FAMILIES
+        if min(sizes) < 1 or max(sizes) > MOST_SIZE or shape.layers > MOST_LAYERS or shape.heads % shape.kv_heads or odd:
             yield f"model `{name}` has an impossible shape"
             return
+        if model.optimizer and model.optimizer.lr.kind not in SCHEDULES:
+            yield f"model `{name}` has the unknown schedule `{model.optimizer.lr.kind}`"
     for name, spec in plan.layouts.items():
         reason = _layout_fault(plan, name, spec)
         if reason:
@@ -129,7 +135,7 @@ def reference_faults(plan: Plan) -> Iterator[str]:
             if any(not 0 <= v.expr < len(plan.exprs) for v in named):
                 yield f"{where}.{field.name} refers to an expression that is not there"
         for place in _places(step):
-            if place != "home" and place not in plan.layouts:
+            if place not in plan.layouts and (place != "home" or step.op != "transfer"):
                 yield f"{where} names the unknown layout `{place}`"
         yield from _own_faults(plan, where, step)
 
@@ -160,7 +166,11 @@ def _own_faults(plan: Plan, where: str, step: Any) -> Iterator[str]:
         yield f"{where} has no sound loop"
     if step.op == "train" and any(d not in plan.dims for d in step.unit):
         yield f"{where} has an unknown dim in its unit"
-    if step.op == "action" and step.every < 1:
-        yield f"{where} is never due"
+    if step.op == "action":
+        models, arguments = ACTIONS.get(step.kind, (0, 0))
+        if step.every < 1 or not models:
+            yield f"{where} is never due"
+        elif len(step.args) != arguments or any(model not in plan.models for model in step.args[:models]):
+            yield f"{where} is not of models of the plan"
 
 

@@ -8,17 +8,18 @@ from typing import Any, Iterable, Iterator
 
 from compiler.plan import GroupSpec, Plan
 from compiler.reading.units import ranks_text
-from compiler.steps import HOME, UpdateLoop
+from compiler.steps import HOME, UpdateLoop, exprs_of
 from compiler.transitions import resolve
 
 ITERATION, SETUP = "an iteration", "once"
-_TITLES = {"load": "load {}", "reshard": "{}", "transfer": "transfer {}", "record": "metric {}", "update": "{}", "optimizer": "{}",
-           "train": "{}", "action": "{}", "commit_states": "commit states", "next_state": "state {}", "statistics": "{}"}
+_TITLES = {"load": "load {}", "reshard": "{}", "transfer": "transfer {}", "record": "metric {}", "update": "{}",
+           "optimizer": "{}", "train": "{}", "action": "{}", "commit_states": "commit states", "next_state": "state {}",
+           "statistics": "{}"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A step of a plan. times: that `section` runs it; part: the share of the iteration's rows that it sees each time."""
+    """A step of a plan. times: that `section` runs it; part: the share of the rows that it sees each time."""
 
     step: Any
     section: str
@@ -57,13 +58,6 @@ def _rows(steps: Iterable[Any], section: str, times: int = 1, part: float = 1.0)
         if isinstance(step, UpdateLoop):
             yield from _rows(step.before, section)
             yield from _rows(step.body, section, step.epochs * step.minibatches, 1 / step.minibatches)
-
-
-def exprs_of(step: Any) -> tuple[int, ...]:
-    """The expressions that a step makes or evaluates."""
-    named = [v.expr for field in ("values", "calls", "exprs") for v in getattr(step, field, ())]
-    single = [getattr(step, field) for field in ("expr", "objective") if hasattr(step, field)]
-    return (*named, *single)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any, Iterator
 from compiler.drawing.model import Drawing, Edge, Node, Phase, short
 from compiler.exprs import brief
 from compiler.plan import Plan
-from compiler.reading.tables import ITERATION, MAKERS, SETUP, Tables, exprs_of, layout_of, made_by, title_of
+from compiler.reading.tables import ITERATION, MAKERS, SETUP, Tables, layout_of, made_by, title_of
 from compiler.reading.units import degrees_text, plural
-from compiler.steps import UpdateLoop
+from compiler.steps import UpdateLoop, exprs_of
 
 KINDS = {"load": "data", "record": "metric", "next_state": "state"}
 LEFT_OUT = ("transfer", "reshard", "commit_states", "update")
@@ -43,7 +43,8 @@ class _Flow:
             rollout = []
             yield f"{step.name}, once", step.before
             yield f"{step.name}, {plural(step.epochs * step.minibatches, 'mini-batch', 'mini-batches')}", step.body
-        yield "after the updates" if any(isinstance(s, UpdateLoop) for s in self.plan.steps) else ITERATION, tuple(rollout)
+        updates = any(isinstance(step, UpdateLoop) for step in self.plan.steps)
+        yield "after the updates" if updates else ITERATION, tuple(rollout)
         for section in self.plan.evals:
             yield section.name, section.steps
 
