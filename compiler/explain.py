@@ -95,9 +95,9 @@ class _Text:
             for name, memory in held.items():
                 sizes = (bytes_text(getattr(memory, part)) if getattr(memory, part) else "-" for part in parts)
                 yield f"  {name:26}{bytes_text(memory.total):>12}" + "".join(f"{size:>13}" for size in sizes)
-            total = sum(memory.total for memory in held.values())
             ranks = ranks_text(range(group.first, group.first + group.ranks))
-            yield f"  {f'all on {ranks}':26}{bytes_text(total):>12} of {bytes_text(self.cluster.device.memory)}"
+            most, capacity = self.costs.peak(group.models), self.costs.machine(group.models[0]).memory
+            yield f"  {f'at once on {ranks}':26}{bytes_text(most):>12} of {bytes_text(capacity)}"
 
     def reasons(self) -> Iterator[str]:
         costs = self.costs

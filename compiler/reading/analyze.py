@@ -56,7 +56,8 @@ def analyze(folder: Path, cluster: Cluster) -> Analysis:
         raise fault("P0303", place=str(folder), reason="no iteration was finished")
     costs = CostModel(plan, cluster)
     steps = tuple(_steps(plan, costs, counted, lines))
-    outside = [line["seconds"] - sum(sum(steps.values()) for steps in line.get("evals", {}).values()) for line in counted]
+    evals = [sum(sum(steps.values()) for steps in line.get("evals", {}).values()) for line in counted]
+    outside = [line["seconds"] - spent for line, spent in zip(counted, evals)]
     return Analysis(plan, cluster, len(counted), statistics.median(outside), iteration_seconds(costs), steps)
 
 

@@ -27,7 +27,8 @@ def explain_command(args: Namespace) -> int:
         found = analyze(Path(args.analyze), cluster_of(args))
         return _shown(args, lambda: analysis_json(found), lambda: analysis_text(found))
     if args.program is None:
-        raise fault("E0005", reason="the following arguments are required: PROGRAM", help="`rlflowc explain --help` shows what there is")
+        raise fault("E0005", reason="the following arguments are required: PROGRAM",
+                    help="`rlflowc explain --help` shows what there is")
     if args.format == "html":
         if args.json or args.why is not None:
             raise fault("E0005", reason="--format html is a page of its own", help="leave out `--json` and `--why`")

@@ -18,8 +18,8 @@ from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text,
 VERBS = {"train": "trains", "forward": "scores", "generate": "generates"}
 MOVES = ("transfer", "reshard")
 # What of a step is said otherwise: where it works, which values it names, and ids, which mean nothing by themselves.
-_ELSEWHERE = {"name", "line", "layout", "src", "dst", "expr", "prompts", "response", "objective", "partial", "values", "calls", "exprs",
-              "constants", "before", "body", "total_bytes"}
+_ELSEWHERE = {"name", "line", "layout", "src", "dst", "expr", "prompts", "response", "objective", "partial", "values",
+              "calls", "exprs", "constants", "before", "body", "total_bytes"}
 _OF_A_CALL = ("id", "text")  # attributes that tell calls of a Python op apart
 
 
@@ -115,7 +115,7 @@ class _Side:
         return sum(times for times, size in moved if size), sum(size for _, size in moved)
 
     def fullest(self) -> float:
-        return max((sum(self.costs.memory(m).total for m in group.models) for group in groups_of(self.plan)), default=0.0)
+        return max((self.costs.peak(group.models) for group in groups_of(self.plan)), default=0.0)
 
     @property
     def seconds(self) -> float:
@@ -143,9 +143,10 @@ class _Diff:
             yield Change("program", b.program.name, text, a.program.name, b.program.name)
         if a.world != b.world:
             yield Change("program", "ranks", f"on {plural(b.world, 'rank')} instead of {a.world}", a.world, b.world)
-        for what, one, other in (("param", a.settings, b.settings), ("dim", a.dims, b.dims), ("model", a.models, b.models),
-                                 ("op", a.ops, b.ops), ("assume", a.assume, b.assume), ("data over", *map(_data, (a, b))),
-                                 ("eval", *map(_evals, (a, b)))):
+        tables = (("param", a.settings, b.settings), ("dim", a.dims, b.dims), ("model", a.models, b.models),
+                  ("op", a.ops, b.ops), ("assume", a.assume, b.assume), ("data over", _data(a), _data(b)),
+                  ("eval", _evals(a), _evals(b)))
+        for what, one, other in tables:
             yield from self.table(what, one, other)
         for path, x, y in _fields(codec.encode(a.run), codec.encode(b.run)):
             yield Change("program", f"run{path}", f"run{path} {_told(x)} -> {_told(y)}", x, y)

@@ -19,7 +19,7 @@ TICKS = 8  # at most
 
 @dataclass(frozen=True)
 class Block:
-    """Seconds since the iteration began. label: in short; model: whose work it is, "" for none; tip: what a pointer over it shows."""
+    """Seconds since the iteration began. label: in short; model: whose work it is, "" for none; tip: in full"""
 
     title: str
     label: str
@@ -102,7 +102,8 @@ class _Lanes:
 
 
 def _block(step, start: float, end: float, times: str) -> Block:
-    return Block(title_of(step), short(step.name), _model_of(step), start, end, f"{title_of(step)}: {seconds_text(end - start)}{times}")
+    tip = f"{title_of(step)}: {seconds_text(end - start)}{times}"
+    return Block(title_of(step), short(step.name), _model_of(step), start, end, tip)
 
 
 def _model_of(step) -> str:

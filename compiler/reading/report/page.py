@@ -196,9 +196,11 @@ class _Page:
         spent: dict[int, float] = {}
         for row in self.tables.rows:
             if row.section == ITERATION and not isinstance(row.step, UpdateLoop):
-                spent[row.step.line] = spent.get(row.step.line, 0.0) + row.times * self.costs.seconds(row.step, row.part)
+                seconds = row.times * self.costs.seconds(row.step, row.part)
+                spent[row.step.line] = spent.get(row.step.line, 0.0) + seconds
         longest = max(spent.values(), default=0.0) or 1.0
-        numbered = list(enumerate(self.program, 1)) or sorted((int(n), text) for n, text in self.plan.program.lines.items())
+        kept = ((int(number), text) for number, text in self.plan.program.lines.items())
+        numbered = list(enumerate(self.program, 1)) or sorted(kept)
         for number, text in numbered:
             seconds = spent.get(number, 0.0)
             yield {"number": number, "text": text, "heat": f"{seconds / longest:.3f}",
