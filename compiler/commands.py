@@ -67,7 +67,8 @@ def _plan_to_explain(args: Namespace) -> tuple[Plan, dict[str, float]]:
         return load_fitting(args), {}
     found: list[Found] = []
     plan = compile_checked(load_program(args), args, args.ranks, told=found.append)
-    return plan, next(({"considered": f.considered, "feasible": f.partitions, "seconds": f.search_s} for f in found), {})
+    told = ({"considered": f.considered, "feasible": f.partitions, "seconds": f.search_s} for f in found)
+    return plan, next(told, {})
 
 
 def load_fitting(args: Namespace) -> Plan:

@@ -1,4 +1,4 @@
-"""Where models run without a search: as `plan:` says; what it leaves open is data parallelism over the ranks at hand."""
+"""Where models run without a search: as `plan:` says, and data parallel over the ranks at hand where it is silent."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ def _misfits(stage: Stage, needed: int, group: GroupSpec, own: bool, source: Sou
 
 def _check_fit(stage: Stage, shape: ModelShape, spec: LayoutSpec, source: Source) -> None:
     layout = ModelLayout(tuple(range(spec.ranks)), spec.tp, spec.pp, spec.dp, spec.chunks if spec.pp > 1 else 1)
-    reason = "chunks are parts of a pipeline's stages" if spec.chunks > layout.chunks else misfit(shape, layout, engine_of({stage.target: spec}, stage.target))
+    reason = misfit(shape, layout, engine_of({stage.target: spec}, stage.target))
+    if spec.chunks > layout.chunks:
+        reason = "chunks are parts of a pipeline's stages"
     if reason:
         at = next((stage.at[axis] for axis in DEGREES if axis in stage.at), None)
         place = {"source": source} if at else {"place": source.path}

@@ -131,12 +131,16 @@ CONTRADICTIONS = [
     ("actor: devices(4), parallel(tp=2, pp=1, dp=1)", "P0101", "needs 2 ranks, but there are 4", "parallel(tp=2"),
     ("actor: devices(4); actor.generate: parallel(tp=2, dp=4)", "P0101", "needs 8 ranks", "actor.generate:"),
     ("actor: devices(4); actor.generate: devices(2)", "P0108", "`devices` is 2 here and 4 there", "actor.generate:"),
-    ("actor.train: parallel(tp=2, pp=1, dp=2); actor.generate: parallel(tp=1, dp=8)", "P0108", "8 ranks here and 4", "dp=8"),
-    ("ref: devices(2), colocate(critic); critic: devices(4)", "P0108", "`devices` is 4 here and 2 there", "critic: devices(4)"),
-    ("ref: colocate(critic), parallel(tp=4, pp=1, dp=1); critic: parallel(tp=8)", "P0101", "a multiple of 8", "critic:"),
+    ("actor.train: parallel(tp=2, pp=1, dp=2); actor.generate: parallel(tp=1, dp=8)", "P0108", "8 ranks here and 4",
+     "dp=8"),
+    ("ref: devices(2), colocate(critic); critic: devices(4)", "P0108", "`devices` is 4 here and 2 there",
+     "critic: devices(4)"),
+    ("ref: colocate(critic), parallel(tp=4, pp=1, dp=1); critic: parallel(tp=8)", "P0101", "a multiple of 8",
+     "critic:"),
     ("actor: parallel(tp=3)", "P0102", "tp 3 does not divide", "actor: parallel(tp=3)"),
     ("actor: parallel(pp=64)", "P0102", "pp 64 exceeds", "actor: parallel(pp=64)"),
-    ("actor: micro_batch(2); actor.train: micro_batch(4)", "P0108", "`micro_batch` is 4 here and 2 there", "actor.train:"),
+    ("actor: micro_batch(2); actor.train: micro_batch(4)", "P0108", "`micro_batch` is 4 here and 2 there",
+     "actor.train:"),
     ("ref.generate: parallel(tp=2)", "P0105", "a stage that `ref` does not have", "ref.generate"),
 ]
 
@@ -227,8 +231,9 @@ def test_large_plans_are_small_files_and_always_the_same(tmp_path):
     texts = set()
     for seed in ("1", "2"):
         path = tmp_path / f"{seed}.json"
-        command = [sys.executable, "-P", "-m", "rlhf_dsl.cli", "compile", str(ROOT / "programs" / "ppo.rlflow"), "--cluster",
-                   str(CLUSTERS / "h100-128x8.toml"), *ARGUMENTS, "-o", str(path)]
+        program, cluster = str(ROOT / "programs" / "ppo.rlflow"), str(CLUSTERS / "h100-128x8.toml")
+        command = [sys.executable, "-P", "-m", "rlhf_dsl.cli", "compile", program, "--cluster", cluster, *ARGUMENTS,
+                   "-o", str(path)]
         subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed})
         texts.add(path.read_bytes())
     (text,) = texts

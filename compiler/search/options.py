@@ -176,7 +176,8 @@ class _Ways(NamedTuple):
         rows = max(math.ceil(c.rows / c.minibatches / self.degrees.dp) for _, c in calls)
         found = []
         for micro in self._micros(rows, calls):
-            work = max(training.activation_bytes(self.machine, self.sizes, self.degrees, call, micro) for _, call in calls)
+            work = max(training.activation_bytes(self.machine, self.sizes, self.degrees, call, micro)
+                       for _, call in calls)
             if self._weights + self._gradients + work > self.machine.usable:
                 continue
             times = list(self._none)

@@ -46,7 +46,8 @@ class ShownProgress:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("searching for a placement"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[reached]}"))
+        columns = (TextColumn("searching for a placement"), BarColumn(), TimeElapsedColumn(),
+                   TextColumn("{task.fields[reached]}"))
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self.task = self.bar.add_task("", total=total, reached="")
         self.bar.start()

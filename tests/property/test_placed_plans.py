@@ -1,4 +1,4 @@
-"""Every plan that the compiler writes for a described cluster is proved and fits: random programs, clusters, constraints."""
+"""Every plan that is written for a described cluster is proved and fits: random programs, clusters, constraints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.compiling import PROGRAMS
 
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.rlflow"))
 MODELS = ("llama-3.2-1b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-0.6b", "llama-2-7b")
-MACHINES = [machine for name in ("a100-1x8", "mixed") for machine in read_cluster(PROGRAMS / "clusters" / f"{name}.toml").machines]
+CLUSTERS = [read_cluster(PROGRAMS / "clusters" / f"{name}.toml") for name in ("a100-1x8", "mixed")]
+MACHINES = [machine for cluster in CLUSTERS for machine in cluster.machines]
 BLOCKS, EACH = 6, 12
 
 
@@ -30,7 +31,8 @@ def random_cluster(draw: random.Random) -> Cluster:
     """One or two kinds of nodes, some with few devices or little memory."""
     def machine(name: str):
         return dataclasses.replace(draw.choice(MACHINES), name=name, nodes=draw.choice((1, 1, 2, 3)),
-                                   devices_per_node=draw.choice((1, 2, 3, 4, 6, 8)), memory=draw.choice((12e9, 24e9, 80e9)))
+                                   devices_per_node=draw.choice((1, 2, 3, 4, 6, 8)),
+                                   memory=draw.choice((12e9, 24e9, 80e9)))
 
     return Cluster("random", tuple(machine(name) for name in ("one", "other")[:draw.choice((1, 1, 2))]))
 
