@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Optional
 
@@ -101,6 +102,14 @@ class Machine:
     reached: Reached = Reached()
     engine: Engine = Engine()
     storage: Storage = Storage()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Of what is looked up a million times in a search."""
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
 
     @property
     def devices(self) -> int:

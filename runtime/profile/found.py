@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Mapping
 
 from compiler.cost.compute import layer_flops, layer_forward
@@ -49,7 +50,7 @@ def _with_engine(machine: Machine, found: Mapping[str, float], sizes: Sizes) -> 
     launching = found["short_forward"] - computing * (not machine.engine.ahead)
     engine = Engine(max(launching, 1e-6), max(found.get("collective", 0.0), 1e-9), max(found["call"], 1e-6),
                     max(found.get("step", 0.0), 1e-6), machine.engine.ahead)
-    return Machine(**{**vars(machine), "engine": engine})
+    return dataclasses.replace(machine, engine=engine)
 
 
 def cluster_text(machine: Machine, about: str) -> str:
