@@ -73,9 +73,9 @@ def _plan_to_explain(args: Namespace) -> tuple[Plan, dict[str, float]]:
 
 def load_fitting(args: Namespace) -> Plan:
     """The plan in the file `args.program`. Raises DiagnosticError P0204 if it does not fit `args.cluster`."""
-    plan = load_plan(Path(args.program))
-    if args.cluster:
-        require_fit(plan, cluster_of(args), args.program)
+    plan, cluster = load_plan(Path(args.program)), cluster_of(args)
+    if not cluster.is_local:
+        require_fit(plan, cluster, args.program)
     return plan
 
 
@@ -101,7 +101,7 @@ def placed(checked: Checked, args: Namespace) -> Placement:
 @contextmanager
 def _placer(args: Namespace, told: Told = untold) -> Iterator[Placer]:
     """On a described cluster a search, which shows its progress."""
-    if not args.cluster:
+    if cluster_of(args).is_local:
         if args.objective:
             raise fault("E0005", reason="--objective says what a search shall find", help="give a `--cluster FILE`")
         yield place
