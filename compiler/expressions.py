@@ -133,7 +133,8 @@ class _Row:
         dims = set().union(*(arg.dims for arg in self.args))
         if (ragged in value.dims) == (self.row.op == "at_end"):
             return f"does not run along `{ragged}`"
-        return self._is("f32", dims | {ragged})
+        lead = set(self._dim(ragged).lead) if self.row.op == "at_end" else set()
+        return self._is("f32", dims | lead | {ragged})
 
     # ---- models and responses
 
