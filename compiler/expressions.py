@@ -99,15 +99,17 @@ class _Row:
         op, elems = self.row.op, [arg.elem for arg in self.args]
         dims = set().union(*(arg.dims for arg in self.args))
         if op == "where":
-            right = elems[0] == "bool" and elems[1] == elems[2]
-            return self._is(elems[1], dims) if right else "chooses between values of two types"
+            right = elems[0] == "bool" and (elems[1] == elems[2] or set(elems[1:]) == {"f32", "bool"})
+            right = right and self.row.elem in elems[1:]
+            return self._is(self.row.elem, dims) if right else "chooses between values of two types"
         if op in ("eq", "ne"):
-            return self._is("bool", dims) if elems[0] == elems[1] else "compares values of two types"
+            right = elems[0] == elems[1] or set(elems) == {"f32", "bool"}
+            return self._is("bool", dims) if right else "compares values of two types"
         if op == "stop":
             return self._is(elems[0], dims)
-        wanted = "bool" if op in LOGICAL else "f32"
-        if any(elem != wanted for elem in elems):
-            return f"takes {wanted}"
+        wanted = ("bool",) if op in LOGICAL else ("f32", "bool")
+        if any(elem not in wanted for elem in elems):
+            return f"takes {' or '.join(wanted)}"
         return self._is("bool" if op in (*LOGICAL, *COMPARISONS) else "f32", dims)
 
     def _reduction(self) -> str:
@@ -117,7 +119,7 @@ class _Row:
             return "runs over dims that its argument does not have"
         if value.elem not in (("bool",) if op in ("any", "all") else ("f32", "bool")):
             return "reduces values of another type"
-        if [arg.elem for arg in others] not in ([], ["bool"], ["f32"], ["f32", "bool"]):
+        if any(arg.elem not in ("f32", "bool") for arg in others):
             return "has conditions of another type"
         return self._is("bool" if op in ("any", "all") else "f32", there if op == "rank" else there - over)
 
@@ -128,8 +130,8 @@ class _Row:
         if self.row.op == "length":
             right = value.elem == "tokens" and ragged in value.dims
             return self._is("f32", set(value.dims) - {ragged}) if right else "measures no response"
-        if any(arg.elem != "f32" for arg in self.args):
-            return "takes f32"
+        if any(arg.elem not in ("f32", "bool") for arg in self.args):
+            return "takes f32 or bool"
         dims = set().union(*(arg.dims for arg in self.args))
         if (ragged in value.dims) == (self.row.op == "at_end"):
             return f"does not run along `{ragged}`"
@@ -201,7 +203,9 @@ class _Row:
 
     def _pyop(self) -> str:
         op = self.plan.ops.get(self.row.attrs["name"])
-        return self._is(op.result) if op else "is no Python op of the plan"
+        if op is None:
+            return "is no Python op of the plan"
+        return self._is(op.result if op.result in ELEMENTS else self.row.elem)  # of a batch, a list of what the op says
 
     def _dim(self, name: str) -> DimSpec:
         return self.plan.dims[name]
