@@ -38,8 +38,8 @@ def seconds(folder: Path, ranks: int, lag: int, plan: str) -> float:
     run = folder / "run"
     settings = ("-s", f"run.steps={STEPS}", "-s", f"run.lag={lag}", "-s", "e=8")
     try:
-        subprocess.run([RLFLOWC, "run", path, *settings, "--ranks", str(ranks), "--run-dir", run], check=True, capture_output=True,
-                       env=os.environ | {"OMP_NUM_THREADS": "1"})
+        command = [RLFLOWC, "run", path, *settings, "--ranks", str(ranks), "--run-dir", run]
+        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     finally:
         path.unlink()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
