@@ -262,8 +262,8 @@ update:
 def _averaged_micro_batches(patch):
     train = FeedEngine.train
 
-    def wrong(self, micro_batches, objective):
-        return train(self, micro_batches, lambda i, outputs: objective(i, outputs) / len(micro_batches))
+    def wrong(self, micro_batches, objective, *options):
+        return train(self, micro_batches, lambda i, outputs: objective(i, outputs) / len(micro_batches), *options)
 
     patch.setattr(FeedEngine, "train", wrong)
 
@@ -272,9 +272,10 @@ def _local_denominators(patch):
     """Each micro-batch divides by its own count: a mean of means."""
     train = FeedEngine.train
 
-    def wrong(self, micro_batches, objective):
+    def wrong(self, micro_batches, objective, *options):
         sizes = [sum(int(c.batch.lengths.sum()) for c in calls.values()) for calls in micro_batches]
-        return train(self, micro_batches, lambda i, out: objective(i, out) * sum(sizes) / (sizes[i] * len(sizes)))
+        shares = [sum(sizes) / (size * len(sizes)) for size in sizes]
+        return train(self, micro_batches, lambda i, out: objective(i, out) * shares[i], *options)
 
     patch.setattr(FeedEngine, "train", wrong)
 
