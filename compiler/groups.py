@@ -9,7 +9,7 @@ from compiler.plan import GroupSpec, LayoutSpec, Plan
 
 def groups_of(plan: Plan) -> tuple[GroupSpec, ...]:
     """Those of the plan; where it names none, all models share all ranks."""
-    return plan.groups or (GroupSpec(tuple(plan.models), 0, plan.world),)
+    return plan.groups or ((GroupSpec(tuple(plan.models), 0, plan.world),) if plan.models else ())
 
 
 def group_faults(plan: Plan) -> Iterator[str]:
