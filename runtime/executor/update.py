@@ -41,15 +41,16 @@ def minibatches(executor: "Executor", loop: UpdateLoop, scope: Scope, epoch: int
 def _runs(executor: "Executor", loop: UpdateLoop, scope: Scope, root: str, epoch: int) -> tuple[tuple[int, ...], ...]:
     rows = scope.rows
     number = rows.size[root]
-    order = permutation(executor.plan.run.seed, root, executor.iteration.number, epoch, number) if executor.shuffle else range(number)
+    named = executor.plan.run.seed, root, executor.iteration.number, epoch
+    order = permutation(*named, number) if executor.shuffle else range(number)
     mask = rows.kept_units((root,), max(rows.kept, default=0))
     kept = [row for row in order if mask is None or bool(mask[row])]
     return minibatch_rows(kept, loop.minibatches)
 
 
 def _minibatch(executor: "Executor", loop: UpdateLoop, scope: Scope, sums: dict[str, list[float]]) -> None:
-    """Steps as they stand; the norms of all models are agreed on at the end, so that no model waits for another's step."""
-    norms: dict[OptimizerStep, float] = {}
+    """Steps as they stand; all norms are agreed on at the end, so that no model waits for another's step."""
+    stepped: dict[OptimizerStep, tuple[float, float]] = {}  # (gradient norm, learning rate)
     executor.on_minibatch(loop, scope)
     for step in loop.body:
         if isinstance(step, Record):
@@ -57,22 +58,26 @@ def _minibatch(executor: "Executor", loop: UpdateLoop, scope: Scope, sums: dict[
                 sums.setdefault(step.name, []).append(executor.scalar(scope, executor.exprs[step.expr], step))
         elif isinstance(step, OptimizerStep):
             with executor.timed(step):
-                rate, norms[step] = executor.models.optimizer_step(step.model)
-            sums.setdefault(f"{step.model}/lr", []).append(rate)
+                rate, norm = executor.models.optimizer_step(step.model)
+            stepped[step] = norm, rate
         else:
             executor._do(step, scope)
-    _agree(executor, norms, sums)
+    _agree(executor, stepped, sums)
 
 
-def _agree(executor: "Executor", norms: dict[OptimizerStep, float], sums: dict[str, list[float]]) -> None:
+def _agree(
+    executor: "Executor", stepped: dict[OptimizerStep, tuple[float, float]], sums: dict[str, list[float]]
+) -> None:
     """Gradient norms on all ranks; one that does not train a model has 0 for it. Raises R0151."""
-    if not norms:
+    if not stepped:
         return
-    known = executor.world.reducer.all_reduce(torch.tensor(list(norms.values()), dtype=torch.float64), "max")
-    for step, norm in zip(norms, known.tolist()):
+    norms = torch.tensor([norm for norm, _ in stepped.values()], dtype=torch.float64)
+    known = executor.world.reducer.all_reduce(norms, "max")
+    for (step, (_, rate)), norm in zip(stepped.items(), known.tolist()):
         if not math.isfinite(norm):
             raise executor.fault_at(step, "R0151", model=step.model)
         sums.setdefault(f"{step.model}/grad_norm", []).append(norm)
+        sums.setdefault(f"{step.model}/lr", []).append(rate)
 
 
 def reads_keep(expr: Expr) -> bool:
