@@ -12,7 +12,6 @@ from compiler.commands import explain_command as explain_plan_command
 from compiler.plan import Plan
 from compiler.reading.analyze import analysis_json, analysis_text, analyze
 from compiler.reading.diff import diff_json, diff_text, differences
-from compiler.reading.sbatch import Job, job_script
 from compiler.reading.why import why, why_json, why_text
 from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import fault
@@ -85,7 +84,9 @@ def diff_command(args: Namespace) -> int:
 
 
 def sbatch_command(args: Namespace) -> int:
-    """Writes the job script of a plan file."""
+    """Writes the job script of a plan file; jinja2 is read for it alone."""
+    from compiler.reading.sbatch import Job, job_script
+
     path = Path(args.plan)
     job = Job(args.time or "", args.partition or "", args.account or "", args.gpus)
     write(job_script(load_plan(path), path, cluster_of(args), job), args.output)
