@@ -32,9 +32,10 @@ def _rows_shift(original: Callable) -> Callable:
 
 def _norm_of_this_rank(original: Callable) -> Callable:
     """Ranks do not agree on the norm of a gradient."""
-    def agree(executor: Any, norms: dict, sums: dict) -> None:
-        for step, norm in norms.items():
+    def agree(executor: Any, stepped: dict, sums: dict) -> None:
+        for step, (norm, rate) in stepped.items():
             sums.setdefault(f"{step.model}/grad_norm", []).append(norm)
+            sums.setdefault(f"{step.model}/lr", []).append(rate)
 
     return agree
 
