@@ -57,14 +57,3 @@ def _line(file: IO[str], value: dict) -> None:
         file.flush()
     except OSError as error:
         raise fault("R0163", place=file.name, reason=error.strerror) from error
-
-
-def read_metrics(folder: RunFolder) -> list[dict]:
-    """The lines of `metrics.jsonl`; a last line that was cut by a crash is left out."""
-    rows = []
-    for line in folder.metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
