@@ -232,7 +232,11 @@ class _Flow:
         yield from self._computed(step, (call.expr for call in step.calls))
 
     def _update(self, loop: UpdateLoop) -> Iterator[str]:
-        """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count."""
+        """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count.
+
+        What an update needs as a value may have been a part of the rollout's equations, as `y.logprobs` of `y.logprobs - x`.
+        """
+        self.implied = set()
         yield from self.walk(loop.before)
         body = _Flow(self.plan, f"{self.where}.{loop.name}.body", frozenset(self.weights))
         body.home, body.keeps = set(self.home), self.keeps
