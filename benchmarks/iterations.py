@@ -115,8 +115,8 @@ MODEL_STEPS = ("generate", "forward", "train", "optimizer")
 def ours(case: str, folder: Path, ranks: int, number: int) -> tuple[list[float], list[float]]:
     """(seconds of iterations, share of each that is not in the models' steps)."""
     from compiler.reading.tables import title_of
-    from compiler.verify import load_plan
-    from compiler.wellformed import all_steps
+    from compiler.proof.verify import load_plan
+    from compiler.proof.wellformed import all_steps
 
     run = folder / f"{case}-{ranks}-{number}"
     threads = max(1, 2 // ranks)

@@ -74,9 +74,9 @@ def on_a_rank(model: str, runs: int) -> None:
     from mpi4py import MPI
 
     from compiler.catalog.models import model_shape
-    from compiler.gathers import STRATEGIES, transfer_by
+    from compiler.resharding.gathers import STRATEGIES, transfer_by
     from compiler.layout import ModelLayout
-    from compiler.transitions import ORDERS
+    from compiler.resharding.transitions import ORDERS
     from compiler.weights import WeightLayout
     from runtime import meshes
     from runtime.transfer import WeightMover

@@ -15,15 +15,15 @@ from compiler.cluster_file import read_cluster
 from compiler.compile import Observer as Watch
 from compiler.compile import Placer, compile_program, lower_and_place, program_folder, read_shapes, unobserved
 from compiler.explain import explain_json, explain_text
-from compiler.fits import require_fit
 from compiler.ir import FlowGraph
 from compiler.passes import NAMES
 from compiler.placement import Placement, place
 from compiler.plan import Plan
+from compiler.proof.fits import require_fit
+from compiler.proof.verify import load_plan
 from compiler.search.placement import TIME, Found
 from compiler.search.program import Searched, Told, untold
 from compiler.search.progress import ShownProgress
-from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import did_you_mean, fault
 from rlhf_dsl.frontend import load
 from rlhf_dsl.source import STDIN

@@ -12,15 +12,15 @@ from compiler import unexecuted
 from compiler.catalog import PREFIX, model_shape
 from compiler.cluster import Cluster, local_cluster
 from compiler.emit import Target, emit
-from compiler.fits import require_fit
 from compiler.ir import FlowGraph
 from compiler.lower import lower
 from compiler.passes import Pass, equation_passes, placement_passes
 from compiler.placement import Placement, place
 from compiler.plan import Plan
+from compiler.proof.fits import require_fit
+from compiler.proof.verify import verify_plan
 from compiler.shapes import ModelShape, shape_from_config
 from compiler.sources import resolve_model
-from compiler.verify import verify_plan
 from rlhf_dsl.diagnostics import DiagnosticError, fault
 from rlhf_dsl.source import STDIN, Source
 from rlhf_dsl.typed import Checked, Expr

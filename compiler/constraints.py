@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
-from compiler.transitions import ENGINES
+from compiler.resharding.transitions import ENGINES
 from rlhf_dsl.diagnostics import Label, fault, listing
 from rlhf_dsl.source import Source
 from rlhf_dsl.typed import Checked, Constraint

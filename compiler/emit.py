@@ -16,12 +16,12 @@ from compiler.placement import Batching, Placement
 from compiler.plan import (
     ColumnSpec, DataSpec, DimSpec, ExprRow, GroupSpec, LayoutSpec, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
 )
+from compiler.resharding.transitions import strategy_of, weight_transfer
 from compiler.shapes import ModelShape
 from compiler.steps import (
     HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, Named, NextState,
     OptimizerStep, PyOpCall, Record, Reply, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
 )
-from compiler.transitions import strategy_of, weight_transfer
 from rlhf_dsl.ast import Span
 from rlhf_dsl.source import Source
 from rlhf_dsl.typed import Checked, Column, Expr, PyOp

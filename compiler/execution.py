@@ -8,7 +8,7 @@ from typing import Iterable
 from compiler.constraints import GENERATE, TRAIN, Stage
 from compiler.machine import SINGLE, Storage
 from compiler.plan import LayoutSpec
-from compiler.transitions import ITEMSIZE
+from compiler.resharding.transitions import ITEMSIZE
 
 
 def executed(spec: LayoutSpec, stage: Stage, stages: Iterable[Stage], usual: Storage = SINGLE) -> LayoutSpec:

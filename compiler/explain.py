@@ -8,12 +8,12 @@ from typing import Any, Iterator, Mapping
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, Memory, iteration_seconds, timeline
 from compiler.plan import GroupSpec, Plan
+from compiler.proof.wellformed import shape_of
 from compiler.reading.runners_up import groups_text, runners_up
 from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of, rows_of, title_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text
+from compiler.resharding.transitions import engine_of, resolve, weight_transfer
 from compiler.steps import HOME, UpdateLoop
-from compiler.transitions import engine_of, resolve, weight_transfer
-from compiler.wellformed import shape_of
 
 COLUMNS = (44, 33, 6)  # widths: step, where, ranks
 

@@ -11,8 +11,8 @@ from compiler.constraints import DEGREES, GENERATE, ModelSet, Stage, asked_of_st
 from compiler.execution import executed
 from compiler.layout import ModelLayout
 from compiler.plan import Alternative, GroupSpec, LayoutSpec
+from compiler.resharding.transitions import engine_of
 from compiler.shapes import ModelShape
-from compiler.transitions import engine_of
 from compiler.weights import misfit
 from rlhf_dsl.diagnostics import DiagnosticError, fault, listing
 from rlhf_dsl.source import Source

@@ -74,7 +74,7 @@ class LayoutSpec:
 
     within: the layout whose ranks they are, in an order of their own
     engine: "" for the usual one of the stage
-    strategy: how weights come from there (`compiler.gathers`); the order follows from it
+    strategy: how weights come from there (`compiler.resharding.gathers`); the order follows from it
     chunks: runs of layers in each stage of a pipeline
     sequence_parallel: between layers the ranks of a tp group hold a part of the tokens each
     sharded_optimizer: the data shards hold a part of the optimizer's states each
@@ -233,7 +233,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> "Plan":
-        """Raises `ChangedPlan` and `codec.CodecError`; `compiler.verify.load_plan` makes diagnostics of them."""
+        """Raises `ChangedPlan` and `codec.CodecError`; `compiler.proof.verify.load_plan` makes diagnostics of them."""
         try:
             value = json.loads(text, parse_constant=_refuse)
             _line(value).encode()

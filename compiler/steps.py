@@ -37,7 +37,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Reshard:
-    """Weights of `model` from layout `src` to layout `dst`, by a strategy of `compiler.gathers`.
+    """Weights of `model` from layout `src` to layout `dst`, by a strategy of `compiler.resharding.gathers`.
 
     total_bytes: of all ranks together, received from other ranks
     """

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterable, Iterator
 
-from compiler import transition_tables
+from compiler.resharding import transition_tables
 from rlhf_dsl import ast
 from rlhf_dsl.builtins import BUILTINS, FIELDS, OPERATIONS, PRIMITIVES
 from rlhf_dsl.check import prelude

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Sequence
 
 from compiler.plan import Plan
-from compiler.verify import walk
+from compiler.proof.verify import walk
 from rlhf_dsl.diagnostics import Diagnostic, diagnostic
 from rlhf_dsl.render import render
 from runtime.launch import Ended

@@ -1,4 +1,4 @@
-"""Weights of a rank in two layouts that share memory in time: see `compiler.residency`."""
+"""Weights of a rank in two layouts that share memory in time: see `compiler.resharding.residency`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Iterable
 import torch
 from torch import Tensor
 
-from compiler.redistribute import WeightTransfer
-from compiler.residency import given_up, last_reads
+from compiler.resharding.redistribute import WeightTransfer
+from compiler.resharding.residency import given_up, last_reads
 from runtime.transfer_steps import Regions, Tensors
 
 

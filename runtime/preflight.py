@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 from compiler.plan import ColumnSpec, DataSpec, ExprRow, Plan
+from compiler.proof.wellformed import shape_of
+from compiler.resharding.transitions import engine_of
 from compiler.sources import resolve_model
-from compiler.transitions import engine_of
-from compiler.wellformed import shape_of
 from rlhf_dsl.diagnostics import Diagnostic, DiagnosticError, fault
 from runtime.data import Stream, Table
 from runtime.executor.sources import open_sources

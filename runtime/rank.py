@@ -56,7 +56,7 @@ def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None], start: Op
     """start: the checkpoint to go on from, None for the beginning."""
     import torch
 
-    from compiler.verify import load_plan
+    from compiler.proof.verify import load_plan
     from runtime import checkpoint, meshes
     from runtime.executor.executor import Executor
     from runtime.executor.models import Models
@@ -107,7 +107,7 @@ def _check_world(comm: Any, plan: Any) -> None:
 
 def _follow(plan: Any, position: Position, report: Callable[[dict], None]) -> Callable[[int, Any], None]:
     """Marks where the rank stands and tells of steps, not more often than an eye can follow."""
-    from compiler.verify import walk
+    from compiler.proof.verify import walk
 
     numbers = {id(step): i for i, step in enumerate(walk(plan))}
     spoken = 0.0
@@ -161,7 +161,7 @@ class _Teller:
         self._folder, self._talk, self._verbose = folder, talk, verbose
 
     def __call__(self, failure: dict[str, Any]) -> None:
-        from compiler.verify import load_plan
+        from compiler.proof.verify import load_plan
         from runtime.failures import report_of_failure
 
         if failure["consequence"] or not self._folder.claim_report():

@@ -9,7 +9,7 @@ from typing import Optional
 
 from compiler.commands import compile_checked
 from compiler.plan import Plan
-from compiler.verify import load_plan
+from compiler.proof.verify import load_plan
 from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.frontend import loads
 from runtime import checkpoint, preflight

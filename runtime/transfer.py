@@ -1,4 +1,4 @@
-"""Executes a planned move of weights between ranks over torch.distributed, round after round (`compiler.rounds`).
+"""Executes a planned move of weights between ranks over torch.distributed, round after round (`compiler.resharding.rounds`).
 
 Every rank knows the whole plan, so sizes are never sent.
 """
@@ -11,8 +11,8 @@ from typing import Callable, Iterable, Optional
 import torch
 import torch.distributed as dist
 
-from compiler.redistribute import WeightTransfer
-from compiler.rounds import BUCKET_BYTES, rounds
+from compiler.resharding.redistribute import WeightTransfer
+from compiler.resharding.rounds import BUCKET_BYTES, rounds
 from compiler.weights import Piece
 from runtime.transfer_steps import Regions, Tensors, Wire, step_of
 

@@ -1,4 +1,4 @@
-"""What one rank does in each kind of round of a transfer (`compiler.rounds`): packs, communicates, unpacks.
+"""What one rank does in each kind of round of a transfer (`compiler.resharding.rounds`): packs, communicates, unpacks.
 
 A step reads some local tensors of the source, `read`, and writes some of the destination, `written`; `run` gives the
 bytes that it sent to and received from other ranks.
@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from compiler.gathers import Share
-from compiler.redistribute import Move
-from compiler.rounds import AllGather, Broadcast, Copy, Exchange, Round
+from compiler.resharding.gathers import Share
+from compiler.resharding.redistribute import Move
+from compiler.resharding.rounds import AllGather, Broadcast, Copy, Exchange, Round
 from compiler.weights import Piece
 
 Tensors = Mapping[str, Tensor]

@@ -147,7 +147,7 @@ class Job:
 
 def judge_step(folder: RunFolder) -> int:
     """The place of the Python op in the list of steps."""
-    from compiler.verify import load_plan, walk
+    from compiler.proof.verify import load_plan, walk
 
     return next(i for i, step in enumerate(walk(load_plan(folder.plan))) if step.op == "pyop")
 

@@ -18,7 +18,7 @@ from compiler.cost.training import Micro
 from compiler.cost.workload import GENERATE, TRAIN, Call
 from compiler.layout import ModelLayout, generation_layout
 from compiler.machine import SINGLE, Engine, Machine, Reached
-from compiler.redistribute import redistribute
+from compiler.resharding.redistribute import redistribute
 from compiler.shapes import ModelShape, parameters
 from compiler.weights import WeightLayout
 from rlhf_dsl.diagnostics import DiagnosticError

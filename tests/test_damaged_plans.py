@@ -16,7 +16,7 @@ import pytest
 from compiler import codec
 from compiler.compile import compile_program
 from compiler.plan import Plan, sealed
-from compiler.verify import faults, load_plan, walk
+from compiler.proof.verify import faults, load_plan, walk
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import loads
 from runtime.feeds.answer import answer_of

@@ -12,8 +12,8 @@ from compiler.cluster_file import read_cluster
 from compiler.groups import group_faults, groups_of
 from compiler.layout import ModelLayout, generation_layout
 from compiler.plan import GroupSpec, LayoutSpec
+from compiler.proof.verify import faults
 from compiler.search.placed import packed
-from compiler.verify import faults
 from tests.compiling import PROGRAMS, compiled
 from tests.test_explain import PPO
 

@@ -13,8 +13,8 @@ import pytest
 from compiler.compile import compile_program
 from compiler.explain import explain_json, explain_text
 from compiler.plan import Plan
+from compiler.proof.verify import faults
 from compiler.search.program import Searched
-from compiler.verify import faults
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import loads
 from runtime.feeds.command import evaluated

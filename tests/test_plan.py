@@ -16,9 +16,9 @@ from compiler.compile import compile_program
 from compiler.passes import NAMES
 from compiler.plan import LayoutSpec, Plan, UpdateLoop
 from compiler.reading.units import degrees_text
+from compiler.resharding.transitions import resolve
 from compiler.sources import builtin_models, resolve_model
 from compiler.steps import Generate, Reshard, TrainStep
-from compiler.transitions import resolve
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import load
 from tests.compiling import CLUSTER, GROUPS, compiled, model_folder, shipped

@@ -11,6 +11,7 @@ from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
 from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import Plan, UpdateLoop
+from compiler.proof.verify import walk
 from compiler.reading.report.dataflow import LEFT_OUT, dataflow_of
 from compiler.reading.report.devices import MOST_CELLS, cells_of, cut_of
 from compiler.reading.report.lanes import lanes_of
@@ -18,7 +19,6 @@ from compiler.reading.report.page import report
 from compiler.reading.tables import groups_of, rows_of
 from compiler.reading.units import bytes_text, seconds_text
 from compiler.search.program import Searched
-from compiler.verify import walk
 from rlhf_dsl.cli import main
 from rlhf_dsl.frontend import loads
 from tests.compiling import CLUSTER, PROGRAMS, compiled, model_folder, shipped

@@ -14,10 +14,10 @@ import pytest
 from compiler.catalog import model_shape
 from compiler.cluster_file import read_cluster
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN
-from compiler.fits import fit_faults
+from compiler.proof.fits import fit_faults
+from compiler.proof.verify import load_plan, walk
 from compiler.search.derive import workload_of
 from compiler.search.program import placement_on
-from compiler.verify import load_plan, walk
 from rlhf_dsl.cli import main
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import load

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from compiler.explain import explain_json
-from compiler.gathers import STRATEGIES
 from compiler.plan import Plan
+from compiler.proof.verify import faults, verify_plan
+from compiler.proof.wellformed import shape_of
+from compiler.resharding.gathers import STRATEGIES
+from compiler.resharding.transitions import resolve, strategy_of, weight_transfer
 from compiler.steps import Reshard
-from compiler.transitions import resolve, strategy_of, weight_transfer
-from compiler.verify import faults, verify_plan
-from compiler.wellformed import shape_of
 from tests.compiling import CLUSTER, GROUPS, compiled
 
 PROGRAM = GROUPS.replace("dim g = 4\n", "") + '''

@@ -8,13 +8,13 @@ import random
 
 import pytest
 
-from compiler.arrival import arrival_faults, faults_at
 from compiler.compile import compile_program
 from compiler.plan import LayoutSpec, Named, Plan, UpdateLoop, sealed
+from compiler.proof.arrival import arrival_faults, faults_at
+from compiler.proof.verify import faults, load_plan, verify_plan, walk
+from compiler.proof.wellformed import shape_of
+from compiler.resharding.transitions import weight_transfer
 from compiler.steps import OptimizerStep, Reshard, TrainStep, Transfer
-from compiler.transitions import weight_transfer
-from compiler.verify import faults, load_plan, verify_plan, walk
-from compiler.wellformed import shape_of
 from rlhf_dsl.diagnostics import DiagnosticError
 from tests.compiling import CLUSTER, shipped
 

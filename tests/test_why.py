@@ -9,9 +9,9 @@ import pytest
 from compiler.compile import compile_program
 from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import Plan
+from compiler.proof.verify import walk
 from compiler.reading.tables import Tables, rows_of, title_of
 from compiler.reading.why import why, why_json, why_text
-from compiler.verify import walk
 from rlhf_dsl.cli import main
 from rlhf_dsl.diagnostics import DiagnosticError
 from tests.compiling import CLUSTER, compiled, model_folder, shipped

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.plan import Plan
+from compiler.proof.wellformed import shape_of
+from compiler.resharding.transitions import weight_transfer
 from compiler.steps import HOME
-from compiler.transitions import weight_transfer
-from compiler.wellformed import shape_of
 
 WIDTH = {"f32": 4, "bool": 1, "tokens": 8, "text": 16}  # bytes of an element; a text is counted by 16 bytes a token
 PROMPT = 64  # tokens, where nothing is assumed

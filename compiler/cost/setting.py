@@ -16,9 +16,9 @@ from compiler.cost.training import Micro
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call
 from compiler.machine import Machine, Storage
 from compiler.plan import Plan
+from compiler.proof.wellformed import shape_of
 from compiler.shapes import parameters
 from compiler.steps import UpdateLoop
-from compiler.wellformed import shape_of
 
 
 @dataclass(frozen=True)

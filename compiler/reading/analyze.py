@@ -11,9 +11,9 @@ from typing import Any, Iterator, Optional
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import Plan
+from compiler.proof.verify import load_plan
 from compiler.reading.tables import ITERATION, SETUP, rows_of
 from compiler.reading.units import plural, seconds_text
-from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import fault
 
 SMALLEST = 1e-5  # s; what is estimated to take less is not compared

@@ -10,10 +10,10 @@ from typing import Any, Callable
 from compiler.commands import cluster_of, compile_file, is_plan, write
 from compiler.commands import explain_command as explain_plan_command
 from compiler.plan import Plan
+from compiler.proof.verify import load_plan
 from compiler.reading.analyze import analysis_json, analysis_text, analyze
 from compiler.reading.diff import diff_json, diff_text, differences
 from compiler.reading.why import why, why_json, why_text
-from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.terminal import put_json
 

@@ -8,8 +8,8 @@ from typing import Any, Iterable, Iterator
 
 from compiler.plan import GroupSpec, Plan
 from compiler.reading.units import ranks_text
+from compiler.resharding.transitions import resolve
 from compiler.steps import HOME, UpdateLoop, exprs_of
-from compiler.transitions import resolve
 
 ITERATION, SETUP = "an iteration", "once"
 _TITLES = {"load": "load {}", "reshard": "{}", "transfer": "transfer {}", "record": "metric {}", "update": "{}",

@@ -9,9 +9,9 @@ from compiler.cluster import Cluster
 from compiler.constraints import DEGREES, GENERATE, ModelSet, Stage, asked_of_stages, asked_sets, target
 from compiler.cost.workload import Asked
 from compiler.layout import ModelLayout
+from compiler.resharding.transitions import ENGINES
 from compiler.search.space import device_counts
 from compiler.shapes import ModelShape
-from compiler.transitions import ENGINES
 from compiler.weights import misfit
 from rlhf_dsl.diagnostics import DiagnosticError, Label, fault, listing
 from rlhf_dsl.source import Source

@@ -14,8 +14,8 @@ import torch
 
 from compiler import plan as steps_of
 from compiler.plan import EvalSection, Plan, Step, UpdateLoop
+from compiler.proof.wellformed import all_steps
 from compiler.reading.tables import title_of
-from compiler.wellformed import all_steps
 from rlhf_dsl.diagnostics import DiagnosticError, fault
 from rlhf_dsl.typed import Expr, Interner
 from runtime.data import Stream

@@ -9,14 +9,14 @@ from typing import Any, Iterator, Mapping, Optional
 import torch
 from torch import Tensor
 
-from compiler import transitions
-from compiler.gathers import transfer_by
 from compiler.layout import ModelLayout
 from compiler.plan import Action, Plan, TrainStep, UpdateLoop
-from compiler.redistribute import redistribute
+from compiler.proof.wellformed import shape_of
+from compiler.resharding import transitions
+from compiler.resharding.gathers import transfer_by
+from compiler.resharding.redistribute import redistribute
 from compiler.sources import resolve_model
 from compiler.weights import WeightLayout
-from compiler.wellformed import shape_of
 from rlhf_dsl.typed import Optimizer
 from runtime.engines.base import MASTER, MOMENTS, AdamW, Engine, Execution
 from runtime.hf_folder import HFFolder, in_parts

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from compiler.layout import generation_layout
 from compiler.plan import HOME, Plan
-from compiler.redistribute import WeightTransfer, redistribute, zero_redundancy_bytes
-from compiler.verify import load_plan
+from compiler.proof.verify import load_plan
+from compiler.resharding.redistribute import WeightTransfer, redistribute, zero_redundancy_bytes
 from compiler.weights import WeightLayout
 from runtime import meshes
 from runtime.executor.executor import Executor

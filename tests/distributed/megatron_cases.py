@@ -19,7 +19,7 @@ from megatron_models import LEARNING_RATE, OPTIMIZER, SCENARIOS, STEPS, TEMPERAT
 from torch import Tensor
 
 from compiler.layout import generation_layout
-from compiler.redistribute import redistribute
+from compiler.resharding.redistribute import redistribute
 from compiler.weights import WeightLayout
 from runtime import meshes
 from runtime.engines.base import MASTER, Call, Execution

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.layout import ModelLayout
-from compiler.redistribute import redistribute
+from compiler.resharding.redistribute import redistribute
 from compiler.shapes import shape_from_config
 from compiler.weights import WeightLayout, pieces
 from runtime.engines.base import Call, Execution

@@ -18,7 +18,7 @@ import torch
 from mpi4py import MPI
 
 from compiler.plan import Plan
-from compiler.verify import load_plan
+from compiler.proof.verify import load_plan
 from runtime import meshes
 from runtime.executor.executor import Executor
 from runtime.executor.models import Models

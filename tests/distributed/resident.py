@@ -17,7 +17,7 @@ import psutil
 import torch
 from mpi4py import MPI
 
-from compiler.verify import load_plan
+from compiler.proof.verify import load_plan
 from runtime import meshes
 from runtime.executor.executor import Executor
 from runtime.executor.models import Models

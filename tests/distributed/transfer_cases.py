@@ -16,11 +16,11 @@ from mpi4py import MPI
 from safetensors.torch import load_file
 from torch import Tensor
 
-from compiler import transitions
-from compiler.gathers import MINIMAL, STRATEGIES, transfer_by
 from compiler.layout import ModelLayout, generation_layout
-from compiler.redistribute import WeightTransfer, redistribute
-from compiler.residency import transition_bytes
+from compiler.resharding import transitions
+from compiler.resharding.gathers import MINIMAL, STRATEGIES, transfer_by
+from compiler.resharding.redistribute import WeightTransfer, redistribute
+from compiler.resharding.residency import transition_bytes
 from compiler.shapes import shape_from_config
 from compiler.weights import WeightLayout
 from runtime import meshes

@@ -25,8 +25,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralC
 
 from compiler.layout import ModelLayout
 from compiler.plan import Plan
+from compiler.proof.verify import load_plan
 from compiler.shapes import shape_from_config
-from compiler.verify import load_plan
 from rlhf_dsl.diagnostics import DiagnosticError
 from runtime import meshes
 from runtime.engines.sampling import SamplingOptions

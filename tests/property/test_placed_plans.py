@@ -10,11 +10,11 @@ import pytest
 from compiler.cluster import Cluster
 from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
-from compiler.fits import fit_faults
 from compiler.plan import Plan
+from compiler.proof.fits import fit_faults
+from compiler.proof.verify import faults
 from compiler.search.placement import OBJECTIVES
 from compiler.search.program import Searched
-from compiler.verify import faults
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import load, loads
 from rlhf_dsl.typed import Checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from compiler.layout import ModelLayout, generation_layout
-from compiler.protocols import AXES, cut, examples, protocol
+from compiler.resharding.protocols import AXES, cut, examples, protocol
 
 DEGREES = [degrees for degrees in itertools.product((1, 2, 3), repeat=3)]
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weight_cases import box, local_arrays, model_layouts, numbered, shapes
 
-from compiler.arrival import arrival_faults
 from compiler.layout import ModelLayout, generation_layout, vanilla_generation_layout
-from compiler.redistribute import WeightTransfer, redistribute, zero_redundancy_bytes
+from compiler.proof.arrival import arrival_faults
+from compiler.resharding.redistribute import WeightTransfer, redistribute, zero_redundancy_bytes
 from compiler.shapes import ModelShape
 from compiler.weights import WeightLayout, misfit
 

@@ -9,15 +9,15 @@ from typing import Iterator, NamedTuple
 
 import pytest
 
-from compiler.arrival import faults_at
-from compiler.gathers import (
+from compiler.layout import ModelLayout
+from compiler.proof.arrival import faults_at
+from compiler.resharding.gathers import (
     ALL_GATHER, MINIMAL, STRATEGIES, VANILLA, ZERO_REDUNDANCY, gathered_bytes, transfer_by,
 )
-from compiler.layout import ModelLayout
-from compiler.redistribute import WeightTransfer, volume
-from compiler.rounds import AllGather, Broadcast, Copy, Exchange, rounds
+from compiler.resharding.redistribute import WeightTransfer, volume
+from compiler.resharding.rounds import AllGather, Broadcast, Copy, Exchange, rounds
+from compiler.resharding.transitions import ORDERS
 from compiler.shapes import ModelShape
-from compiler.transitions import ORDERS
 from compiler.weights import WeightLayout, misfit
 
 BATCHES, EACH = 24, 45  # of cases: each is planned by all strategies, and once between unlike sets of ranks

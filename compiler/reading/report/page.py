@@ -17,9 +17,9 @@ from compiler.reading.report.devices import cells_of, cut_of, where
 from compiler.reading.runners_up import groups_text
 from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text, share_text
+from compiler.resharding.transitions import resolve
 from compiler.steps import HOME, UpdateLoop
 from compiler.templating import environment
-from compiler.transitions import resolve
 
 WIDTH = 1000.0  # of timeline and bars, in the units of their pictures
 CHARACTER = 6.6  # width of one in a block

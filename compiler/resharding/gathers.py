@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from compiler.layout import ModelLayout
-from compiler.redistribute import Box, Part, Point, WeightTransfer, redistribute, volume, zero_redundancy_bytes
+from compiler.resharding.redistribute import Box, Part, Point, WeightTransfer, redistribute, volume, zero_redundancy_bytes
 from compiler.weights import Piece, WeightLayout
 
 ZERO_REDUNDANCY, VANILLA, ALL_GATHER, MINIMAL = STRATEGIES = ("zero-redundancy", "vanilla", "all-gather", "minimal")

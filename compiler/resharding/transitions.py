@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Mapping
 
-from compiler.gathers import ALL_GATHER, MINIMAL, VANILLA, ZERO_REDUNDANCY, transfer_by
 from compiler.layout import ModelLayout, generation_layout, in_rank_order, vanilla_generation_layout
 from compiler.plan import LayoutSpec
-from compiler.redistribute import WeightTransfer
+from compiler.resharding.gathers import ALL_GATHER, MINIMAL, VANILLA, ZERO_REDUNDANCY, transfer_by
+from compiler.resharding.redistribute import WeightTransfer
 from compiler.shapes import ModelShape
 from compiler.weights import WeightLayout
 

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any, Iterable, Iterator
 
 from compiler.plan import Plan
+from compiler.proof.wellformed import all_steps
 from compiler.steps import UpdateLoop
-from compiler.wellformed import all_steps
 
 # In one list of steps; and what nothing else comes after.
 ONCE = ("load", "reshard", "record", "keep", "next_state", "commit_states", "action", "statistics")

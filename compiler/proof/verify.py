@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Optional
 
 from compiler import codec
-from compiler.arrival import arrival_faults
-from compiler.expressions import expression_faults
 from compiler.groups import group_faults
-from compiler.objectives import objective_faults
 from compiler.plan import ChangedPlan, Plan
-from compiler.sections import section_faults
+from compiler.proof.arrival import arrival_faults
+from compiler.proof.expressions import expression_faults
+from compiler.proof.objectives import objective_faults
+from compiler.proof.sections import section_faults
+from compiler.proof.wellformed import all_steps, reference_faults, shape_of, table_faults
+from compiler.resharding.transitions import strategy_of, weight_transfer
 from compiler.steps import HOME, UpdateLoop
-from compiler.transitions import strategy_of, weight_transfer
-from compiler.wellformed import all_steps, reference_faults, shape_of, table_faults
 from rlhf_dsl.diagnostics import fault
 
 CALLS = frozenset(("generate", "forward", "train"))

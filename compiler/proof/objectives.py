@@ -7,9 +7,9 @@ from typing import Any, Iterator, Sequence
 from compiler import names
 from compiler.exprs import walk
 from compiler.plan import Plan
+from compiler.proof.wellformed import all_steps
 from compiler.separate import LOCAL, Separator
 from compiler.steps import UpdateLoop, exprs_of
-from compiler.wellformed import all_steps
 from rlhf_dsl.ast import Span
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.typed import Dim, Expr, Interner

@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from typing import Iterable, Iterator
 
-from compiler.redistribute import Box, WeightTransfer, volume
+from compiler.resharding.redistribute import Box, WeightTransfer, volume
 from compiler.weights import Piece
 
 

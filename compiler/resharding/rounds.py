@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Iterable, Iterator, Sequence, TypeVar, Union
 
-from compiler.gathers import Gather, Share
-from compiler.redistribute import Move, WeightTransfer
+from compiler.resharding.gathers import Gather, Share
+from compiler.resharding.redistribute import Move, WeightTransfer
 
 BUCKET_BYTES = 64 << 20  # what a rank sends, and what it receives, in one round
 BoxOf = TypeVar("BoxOf", Move, Share)

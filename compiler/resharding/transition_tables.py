@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Iterator
 
 from compiler.catalog.models import model_shape
-from compiler.gathers import ALL_GATHER, STRATEGIES, VANILLA, gathered_bytes, transfer_by
 from compiler.layout import ModelLayout
-from compiler.protocols import examples, protocol
-from compiler.redistribute import WeightTransfer
+from compiler.resharding.gathers import ALL_GATHER, STRATEGIES, VANILLA, gathered_bytes, transfer_by
+from compiler.resharding.protocols import examples, protocol
+from compiler.resharding.redistribute import WeightTransfer
+from compiler.resharding.transitions import ORDERS
 from compiler.shapes import parameters
-from compiler.transitions import ORDERS
 from compiler.weights import WeightLayout
 
 BF16 = 2

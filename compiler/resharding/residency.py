@@ -12,8 +12,8 @@ import math
 from collections import defaultdict
 from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from compiler.redistribute import Move, WeightTransfer, redistribute
-from compiler.rounds import BUCKET_BYTES, Broadcast, Copy, Exchange, Round, rounds
+from compiler.resharding.redistribute import Move, WeightTransfer, redistribute
+from compiler.resharding.rounds import BUCKET_BYTES, Broadcast, Copy, Exchange, Round, rounds
 from compiler.weights import Piece, WeightLayout
 
 
@@ -91,7 +91,7 @@ def _peak_back(spare: Iterable[str], last: Mapping[str, str], src: Sizes, dst: S
 
 
 def touches(transfer: WeightTransfer, rank: int, bucket_bytes: int = BUCKET_BYTES) -> Iterator[Touched]:
-    """Round after round, as `compiler.rounds` has them."""
+    """Round after round, as `compiler.resharding.rounds` has them."""
     source, target = _Locals(transfer.src, rank), _Locals(transfer.dst, rank)
     for step in rounds(transfer, rank, bucket_bytes):
         given, arriving, buffers = _boxes(step, rank)

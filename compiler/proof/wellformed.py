@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any, Iterator
 
 from compiler import codec
-from compiler.gathers import STRATEGIES
 from compiler.execution import execution_fault
 from compiler.layout import ModelLayout
 from compiler.plan import LayoutSpec, Plan
+from compiler.resharding.gathers import STRATEGIES
+from compiler.resharding.transitions import ENGINES, engine_of
 from compiler.shapes import FAMILIES, ModelShape
 from compiler.steps import Named, UpdateLoop
-from compiler.transitions import ENGINES, engine_of
 from compiler.weights import misfit
 from rlhf_dsl.builtins import PRIMITIVES, ROLES
 from rlhf_dsl.typed import ELEMENTS

@@ -108,7 +108,7 @@ class WeightTransfer:
         """The boxes into which the source cuts the model, tensor after tensor."""
         return self._tables.source_boxes()
 
-    # what `compiler.gathers` has more of
+    # what `compiler.resharding.gathers` has more of
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
