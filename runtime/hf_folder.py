@@ -77,15 +77,6 @@ def config_for_role(config: Mapping[str, Any], role: str) -> dict[str, Any]:
     return rest | {"architectures": [f"{family}ForSequenceClassification"], **score}
 
 
-def write_folder(
-    path: Union[str, Path], config: Mapping[str, Any], tensors: Mapping[str, Tensor],
-    companions: Optional[Union[str, Path]] = None, shard_bytes: int = PART_BYTES,
-) -> None:
-    """As `write_parts`. tensors: canonical, whole; they are stored in their dtype, in files of about `shard_bytes`."""
-    names = in_parts({name: tensor.nbytes for name, tensor in tensors.items()}, shard_bytes)
-    write_parts(path, config, ({name: tensors[name] for name in part} for part in names), companions)
-
-
 def in_parts(sizes: Mapping[str, int], most: int = PART_BYTES) -> list[tuple[str, ...]]:
     """Tensors of so many bytes in their order, in runs of at most `most` bytes, or of one tensor."""
     parts: list[tuple[str, ...]] = []
@@ -105,7 +96,7 @@ def write_parts(
 ) -> None:
     """Writes a folder that transformers and vLLM load; what stood at `path` is replaced only when all is written.
 
-    parts: canonical tensors, whole, a file's worth at a time; each may go when the next is asked for
+    parts: canonical tensors, whole, a file's worth at a time; each may go when the next is asked for; stored as they are
     companions: a folder whose tokenizer and generation config belong to this model too
     Raises DiagnosticError R0163 if it cannot be written.
     """

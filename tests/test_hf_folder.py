@@ -12,7 +12,7 @@ from compiler.layout import ModelLayout
 from compiler.shapes import shape_from_config, tensors
 from compiler.weights import WeightLayout
 from rlhf_dsl.diagnostics import DiagnosticError
-from runtime.hf_folder import HFFolder, config_for_role, read_config, write_folder
+from runtime.hf_folder import HFFolder, config_for_role, in_parts, read_config, write_parts
 from runtime.weight_files import WeightFiles
 
 CONFIG = {
@@ -29,6 +29,10 @@ def _weights(role: str = "policy") -> dict[str, torch.Tensor]:
     return {name: torch.randn(size, generator=generator) for name, size in tensors(SHAPE, role).items()}
 
 
+def _parts(weights: dict[str, torch.Tensor], most: int) -> list[dict[str, torch.Tensor]]:
+    return [{name: weights[name] for name in part} for part in in_parts({n: w.nbytes for n, w in weights.items()}, most)]
+
+
 def _read(folder, role: str, dtype=torch.float32) -> dict[str, torch.Tensor]:
     weights = WeightLayout(SHAPE, role, ALONE, "disk")
     found = {name: torch.full(size, 7.0, dtype=dtype) for name, size in weights.local_tensors(0).items()}
@@ -43,10 +47,10 @@ def _fault(folder, role: str = "policy"):
     return caught.value.diagnostics[0]
 
 
-@pytest.mark.parametrize("shard_bytes, files", [(1 << 30, 1), (4000, 6)])
-def test_weights_come_back_from_one_file_and_from_shards(tmp_path, shard_bytes, files):
+@pytest.mark.parametrize("most, files", [(1 << 30, 1), (4000, 6)])
+def test_weights_come_back_from_one_file_and_from_parts(tmp_path, most, files):
     weights = _weights()
-    write_folder(tmp_path / "m", CONFIG, weights, shard_bytes=shard_bytes)
+    write_parts(tmp_path / "m", CONFIG, _parts(weights, most))
     assert len(list((tmp_path / "m").glob("*.safetensors"))) == files
     found = _read(tmp_path / "m", "policy")
     assert all(torch.equal(found[name], weights[name]) for name in weights)
@@ -58,7 +62,7 @@ def test_weights_come_back_from_one_file_and_from_shards(tmp_path, shard_bytes, 
 def test_transformers_loads_what_is_written(tmp_path, role, head):
     transformers = pytest.importorskip("transformers")
     weights = _weights(role)
-    write_folder(tmp_path / "m", config_for_role(CONFIG, role), weights)
+    write_parts(tmp_path / "m", config_for_role(CONFIG, role), [weights])
     loader = transformers.AutoModelForCausalLM if role == "policy" else transformers.AutoModelForSequenceClassification
     model, info = loader.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -67,7 +71,7 @@ def test_transformers_loads_what_is_written(tmp_path, role, head):
 
 
 def test_a_new_head_starts_at_zero_and_the_old_is_ignored(tmp_path):
-    write_folder(tmp_path / "m", CONFIG, _weights())
+    write_parts(tmp_path / "m", CONFIG, [_weights()])
     found = _read(tmp_path / "m", "value")
     assert torch.equal(found["score.weight"], torch.zeros(1, 16))
     assert "lm_head.weight" not in found
@@ -78,17 +82,17 @@ def test_writing_replaces_a_folder_whole(tmp_path):
     companions.mkdir()
     (companions / "tokenizer.json").write_text("{}")
     (companions / "notes.txt").write_text("not the model's")
-    write_folder(tmp_path / "m", CONFIG, _weights(), shard_bytes=4000)
-    write_folder(tmp_path / "m", CONFIG, _weights(), companions=companions)
+    write_parts(tmp_path / "m", CONFIG, _parts(_weights(), 4000))
+    write_parts(tmp_path / "m", CONFIG, [_weights()], companions)
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "m"]
     assert read_config(tmp_path / "m") == CONFIG
 
 
 def test_a_failed_write_leaves_the_old_folder(tmp_path):
-    write_folder(tmp_path / "m", CONFIG, _weights())
+    write_parts(tmp_path / "m", CONFIG, [_weights()])
     with pytest.raises(TypeError):
-        write_folder(tmp_path / "m", CONFIG | {"bad": object()}, _weights())
+        write_parts(tmp_path / "m", CONFIG | {"bad": object()}, [_weights()])
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
     _read(tmp_path / "m", "policy")
 
@@ -97,7 +101,7 @@ def test_faults(tmp_path):
     assert _fault(tmp_path / "none").code == "R0130"
     assert _fault(tmp_path).code == "R0133"
     folder = tmp_path / "m"
-    write_folder(folder, CONFIG, _weights())
+    write_parts(folder, CONFIG, [_weights()])
     weights = load_file(folder / "model.safetensors")
     save_file({k: v for k, v in weights.items() if k != "model.norm.weight"}, folder / "model.safetensors")
     assert "`model.norm.weight`" in _fault(folder).message
@@ -109,7 +113,7 @@ def test_faults(tmp_path):
 
 def test_weights_that_the_config_does_not_describe(tmp_path):
     folder = tmp_path / "m"
-    write_folder(folder, CONFIG, _weights())
+    write_parts(folder, CONFIG, [_weights()])
     weights = load_file(folder / "model.safetensors")
     save_file(weights | {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.zeros(2)}, folder / "model.safetensors")
     WeightFiles(folder).check(SHAPE, "policy")
@@ -120,7 +124,7 @@ def test_weights_that_the_config_does_not_describe(tmp_path):
 
 def test_faults_of_an_index(tmp_path):
     folder = tmp_path / "m"
-    write_folder(folder, CONFIG, _weights(), shard_bytes=4000)
+    write_parts(folder, CONFIG, _parts(_weights(), 4000))
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     first, last = sorted(folder.glob("*.safetensors"))[::5]
     index["weight_map"]["model.embed_tokens.weight"] = last.name

@@ -19,7 +19,7 @@ from compiler.shapes import shape_from_config
 from compiler.weights import WeightLayout, pieces
 from runtime.engines.base import Call, Execution
 from runtime.engines.megatron import MegatronEngine
-from runtime.hf_folder import config_for_role, read_config, write_folder
+from runtime.hf_folder import config_for_role, read_config, write_parts
 from runtime.sequences import Sequences
 from runtime.transfer import WeightMover
 
@@ -167,7 +167,7 @@ def folder_difference(scenario: Scenario, layout: ModelLayout, engine: Optional[
     if comm.rank:
         return 0.0
     back = folder + " back"
-    write_folder(back, config_for_role(read_config(folder), scenario.role), whole, shard_bytes=9000)
+    write_parts(back, config_for_role(read_config(folder), scenario.role), ({n: whole[n]} for n in whole))
     files = (sorted(Path(path).glob("*.safetensors")) for path in (folder, back))
     before, after = ({k: v for file in each for k, v in load_file(file).items()} for each in files)
     assert before.keys() == after.keys() and shape_from_config(back) == shape_from_config(folder)
