@@ -12,6 +12,8 @@ from typing import Iterator, Mapping
 from compiler import names
 from compiler.exprs import call_temperature, walk
 from compiler.ir import FlowGraph, Op
+from compiler.lower import first_reader
+from compiler.offloading import with_offloading
 from compiler.placement import Batching, Placement
 from compiler.plan import (
     ColumnSpec, DataSpec, DimSpec, ExprRow, GroupSpec, LayoutSpec, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
@@ -40,7 +42,7 @@ class Target:
 def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
     """The plan of a graph that all passes have seen."""
     emitter = _Emitter(checked, graph, target)
-    used = {op.model for op in graph.ops if op.model}
+    used = graph.models() | emitter.tokenizing()
     plan = Plan(
         program=ProgramInfo(checked.name, checked.path, target.folder, _digest(checked.text)),
         cluster=target.cluster, world=target.placement.world,
@@ -55,15 +57,16 @@ def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
         constraints=emitter.constraints(graph.side["layouts"]),
     )
     program = dataclasses.replace(plan.program, lines=emitter.lines.texts())
-    return dataclasses.replace(plan, program=program, exprs=tuple(emitter.table.rows))
+    return with_offloading(dataclasses.replace(plan, program=program, exprs=tuple(emitter.table.rows)))
 
 
 def _used_groups(placement: Placement, used: set[str]) -> Iterator[GroupSpec]:
     """The groups without models that no step names; a group of none keeps its ranks idle and is left out."""
     for group in placement.groups:
         models = tuple(m for m in group.models if m in used)
-        if models:
-            yield dataclasses.replace(group, models=models)
+        samplers = tuple(s for s in group.samplers if s.rpartition(".")[0] in used)
+        if models or samplers:
+            yield dataclasses.replace(group, models=models, samplers=samplers)
 
 
 def _digest(text: str) -> str:
@@ -177,8 +180,18 @@ class _Emitter:
                 yield DataSpec(source.root, source.kind, source.path, columns, self.lines.at(source.span))
 
     def column(self, c: Column) -> ColumnSpec:
-        line = self.lines.at(c.span)
-        return ColumnSpec(c.name, c.field, c.type.elem, c.type.dims, c.response, c.after, c.policy, line)
+        line, policy = self.lines.at(c.span), self.policy(c) if c.response else c.policy
+        return ColumnSpec(c.name, c.field, c.type.elem, c.type.dims, c.response, c.after, policy, line)
+
+    def policy(self, c: Column) -> str:
+        """The model in whose tokens a response of data is; one that nobody reads is in those of any policy."""
+        return c.policy or first_reader(self.checked, self.checked.models)
+
+    def tokenizing(self) -> frozenset[str]:
+        """The models whose tokenizers are needed, be it for nothing else."""
+        loaded = {name for op in self.graph.ops if op.kind == "data" for name in op.attr("columns")}
+        columns = (c for source in self.checked.data for c in source.columns if c.response and c.name in loaded)
+        return frozenset((*map(self.policy, columns), *(op.attr("policy") for op in self.graph.ops if op.kind == "reply")))
 
     # ---- steps
 

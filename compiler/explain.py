@@ -7,10 +7,11 @@ from typing import Any, Iterator, Mapping
 
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, Memory, iteration_seconds, timeline
+from compiler.groups import groups_of
 from compiler.plan import GroupSpec, Plan
 from compiler.proof.wellformed import shape_of
 from compiler.reading.runners_up import groups_text, runners_up
-from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of, rows_of, title_of
+from compiler.reading.tables import ITERATION, Row, Tables, layout_of, rows_of, title_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text
 from compiler.resharding.transitions import engine_of, resolve, weight_transfer
 from compiler.steps import HOME, UpdateLoop
@@ -91,12 +92,12 @@ class _Text:
         parts = [field.name for field in dataclasses.fields(Memory)]
         yield f"{'memory on the fullest rank':28}{'total':>12}" + "".join(f"{name:>13}" for name in parts)
         for group in groups_of(self.plan):
-            held = {name: self.costs.memory(name) for name in group.models}
+            held = {name: self.costs.memory(name) for name in group.members}
             for name, memory in held.items():
                 sizes = (bytes_text(getattr(memory, part)) if getattr(memory, part) else "-" for part in parts)
                 yield f"  {name:26}{bytes_text(memory.total):>12}" + "".join(f"{size:>13}" for size in sizes)
             ranks = ranks_text(range(group.first, group.first + group.ranks))
-            most, capacity = self.costs.peak(group.models), self.costs.machine(group.models[0]).memory
+            most, capacity = self.costs.peak(group.members), self.costs.machine(group.members[0]).memory
             yield f"  {f'at once on {ranks}':26}{bytes_text(most):>12} of {bytes_text(capacity)}"
 
     def reasons(self) -> Iterator[str]:
@@ -126,7 +127,7 @@ def explain_json(plan: Plan, cluster: Cluster, searched: Mapping[str, float]) ->
     return {
         "format": "rlflow.explain/1", "program": plan.program.name, "plan": plan.digest,
         "estimate": {"iteration_s": iteration_seconds(costs)},
-        "groups": [_group_json(group) for group in plan.groups],
+        "groups": [_group_json(group) for group in groups_of(plan)],
         "models": {name: _model_json(plan, costs, name) for name in plan.models},
         "steps": [_step_json(plan, costs, row) for row in rows if not isinstance(row.step, UpdateLoop)],
         "transfers": [_transfer_json(costs, row) for row in rows if row.step.op in ("transfer", "reshard")],
@@ -137,7 +138,8 @@ def explain_json(plan: Plan, cluster: Cluster, searched: Mapping[str, float]) ->
 
 
 def _group_json(group: GroupSpec) -> dict[str, Any]:
-    return {"models": list(group.models), "devices": group.ranks, "first": group.first, "pool": group.pool}
+    return {"models": list(group.models), "samplers": list(group.samplers), "devices": group.ranks,
+            "first": group.first, "pool": group.pool}
 
 
 def _model_json(plan: Plan, costs: CostModel, name: str) -> dict[str, Any]:

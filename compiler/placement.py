@@ -46,7 +46,7 @@ def place(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, 
     """Layouts of all models on `ranks` ranks, or on a number that the constraints allow. Raises DiagnosticError P01.
 
     Sets of models with `devices(n)` get n ranks for themselves, in order of declaration. The models of all other sets
-    share the ranks that are left. With `lag = 1` sampling may have ranks for itself, too; they belong to no group.
+    share the ranks that are left. With `lag = 1` sampling may have ranks for itself, too, as a group of its own.
     """
     source = Source(checked.path, checked.text)
     stages, sets = asked_of_stages(checked), asked_sets(checked)
@@ -56,8 +56,8 @@ def place(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, 
     groups = _groups(checked, sets, stages, world)
     layouts: dict[str, LayoutSpec] = {}
     for stage in stages:
-        name = stage.target if any(stage.target in g.models for g in groups) else stage.model
-        group = next(g for g in groups if name in g.models)
+        name = stage.target if any(stage.target in g.samplers for g in groups) else stage.model
+        group = next(g for g in groups if name in g.members)
         own = any(name in s.models and s.devices for s in sets)
         layouts[stage.target] = _layout(stage, stages, group, own, source)
         _check_fit(stage, shapes[stage.model], layouts[stage.target], source)
@@ -116,7 +116,9 @@ def _groups(checked: Checked, sets: Sequence[ModelSet], stages: Sequence[Stage],
     for one in (s for s in sets if s.devices):
         if first + one.devices > world - bool(sharing):
             raise _too_many(one, sets, stages, world, first, Source(checked.path, checked.text))
-        groups.append(GroupSpec(one.models, first, one.devices))
+        models = tuple(name for name in one.models if name in checked.models)
+        samplers = tuple(name for name in one.models if name not in checked.models)
+        groups.append(GroupSpec(models, first, one.devices, samplers=samplers))
         first += one.devices
     if sharing:
         groups.append(GroupSpec(sharing, first, world - first))
@@ -146,7 +148,7 @@ def _layout(stage: Stage, stages: Iterable[Stage], group: GroupSpec, own: bool, 
     if group.ranks % needed or dp and needed != group.ranks:
         raise _misfits(stage, needed, group, own, source)
     within = next((s.target for s in stages if s.model == stage.model and s.stage != GENERATE), "")
-    within = within if stage.stage == GENERATE and stage.target not in group.models else ""
+    within = within if stage.stage == GENERATE and stage.target not in group.samplers else ""
     spec = LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within, stage.engine)
     return executed(spec, stage, stages)
 

@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 from compiler import codec
 from compiler.steps import (  # the plan's vocabulary, of which this module is the door
     HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, LoopStep, Named, NextState,
-    OptimizerStep, PyOpCall, Record, Reply, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
+    Offload, OptimizerStep, PyOpCall, Record, Reload, Reply, Reshard, Statistics, Step, TrainStep, Transfer, UpdateLoop,
 )
 from rlhf_dsl import typed
 
@@ -23,8 +23,8 @@ FORMAT = "rlflow.plan/1"
 __all__ = [
     "FORMAT", "HOME", "Action", "Alternative", "ColumnSpec", "CommitStates", "DataSpec", "DimSpec", "Equation", "EvalSection",
     "ExprRow", "Forward", "Generate", "GroupSpec", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec", "Named", "NextState",
-    "OpSpec", "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reply", "Reshard", "RunSpec", "Statistics",
-    "Step", "TrainStep", "Transfer", "UpdateLoop",
+    "Offload", "OpSpec", "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reload", "Reply", "Reshard", "RunSpec",
+    "Statistics", "Step", "TrainStep", "Transfer", "UpdateLoop",
 ]
 
 
@@ -97,12 +97,27 @@ class LayoutSpec:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Models that share the ranks `first` to `first + ranks - 1`; pool: the part of a described cluster they lie in."""
+    """What shares the ranks `first` to `first + ranks - 1`.
+
+    models: with all their layouts, but for one that is a sampler elsewhere
+    pool: the part of a described cluster that they lie in
+    samplers: layouts of generation that have ranks of their own, `actor.generate`; their models are of other groups
+    """
 
     models: tuple[str, ...]
     first: int
     ranks: int
     pool: str = ""
+    samplers: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of what is there, for people and for `CostModel.memory`."""
+        return (*self.models, *self.samplers)
+
+    @property
+    def last(self) -> int:
+        return self.first + self.ranks - 1
 
 
 @dataclass(frozen=True)
@@ -117,8 +132,7 @@ class Alternative:
 class ModelSpec:
     """`shape`: the fields of `compiler.shapes.ModelShape`; `source` as written.
 
-    offload: while the model is idle, the weights of a frozen one and the optimizer's states of a trained one may lie
-    in the host's memory
+    offload: the model is on its ranks while it works, else in the host's memory (`compiler.offloading`)
     """
 
     role: str

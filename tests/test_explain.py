@@ -57,7 +57,8 @@ def test_every_step_is_shown_with_its_layout_and_ranks(plan):
 def test_json_has_the_keys_that_scripts_read(plan):
     found = json.loads(json.dumps(explain_json(plan, CLUSTER, SEARCHED)))
     assert found["estimate"]["iteration_s"] > 0
-    assert found["groups"] == [{"models": ["actor", "ref", "critic", "reward"], "devices": 4, "first": 0, "pool": ""}]
+    assert found["groups"] == [{"models": ["actor", "ref", "critic", "reward"], "samplers": [], "devices": 4, "first": 0,
+                                "pool": ""}]
     assert found["models"]["actor"]["train"] == {"tp": 2, "pp": 2, "dp": 1, "engine": "megatron"}
     assert found["models"]["actor"]["generate"] == {"tp": 1, "pp": 1, "dp": 4, "engine": "torch"}
     assert found["models"]["critic"]["forward"] == {"tp": 1, "pp": 2, "dp": 2, "engine": "megatron"}

@@ -11,8 +11,9 @@ from typing import Optional
 import pytest
 
 from compiler.compile import compile_program
+from compiler.cost import CostModel, timeline
 from compiler.explain import explain_json, explain_text
-from compiler.plan import Plan
+from compiler.plan import GroupSpec, Plan
 from compiler.proof.verify import faults
 from compiler.search.program import Searched
 from rlhf_dsl.diagnostics import DiagnosticError
@@ -83,7 +84,8 @@ def test_sampling_may_have_ranks_of_its_own(tmp_path):
     plan = planned(tmp_path, plan=constraints, ranks=5)
     places = {name: (spec.first, spec.ranks, spec.within) for name, spec in plan.layouts.items()}
     assert places == {"actor.train": (0, 1, ""), "actor.generate": (1, 2, ""), "ref.forward": (3, 2, "")}
-    assert [g.models for g in plan.groups] == [("actor",), ("ref",)]
+    assert [g.models for g in plan.groups] == [("actor",), (), ("ref",)]
+    assert plan.groups[1] == GroupSpec((), 1, 2, samplers=("actor.generate",))
     # Every weight crosses to both ranks' halves: nothing of it is there.
     assert next(s for s in plan.steps if s.op == "reshard").total_bytes > 0
 
@@ -166,4 +168,28 @@ def test_sampling_apart_shares_no_ranks(tmp_path):
     plan = planned(tmp_path, plan="actor.generate: devices(2)", ranks=4)
     onto = dataclasses.replace(plan.layouts["actor.generate"], first=1)
     found = dataclasses.replace(plan, layouts=plan.layouts | {"actor.generate": onto})
-    assert any("shares ranks with the group of actor, ref" in reason for reason in faults(found))
+    assert any("`actor.generate` does not have the ranks of its group" in reason for reason in faults(found))
+    groups = tuple(dataclasses.replace(g, first=1) if g.samplers else g for g in plan.groups)
+    assert any("actor, ref share ranks" in reason for reason in faults(dataclasses.replace(found, groups=groups)))
+
+
+def test_a_sampler_is_in_a_group_of_its_own(tmp_path):
+    plan = planned(tmp_path, plan="actor.generate: devices(2)", ranks=4)
+    assert [(g.members, g.first, g.ranks) for g in plan.groups] == [
+        (("actor.generate",), 0, 2), (("actor", "ref"), 2, 2)]
+    assert Plan.from_json(plan.to_json()) == plan
+    lost = dataclasses.replace(plan, groups=plan.groups[1:])
+    assert any("`actor.generate` does not have" in reason for reason in faults(lost))
+    nobody = dataclasses.replace(plan.groups[0], samplers=("ref.generate",))
+    assert any("the sampler `ref.generate`" in r for r in faults(dataclasses.replace(plan, groups=(nobody, plan.groups[1]))))
+
+
+def test_the_next_batch_is_sampled_while_models_train(tmp_path):
+    """What ranks of their own sample costs no time of those that train; each group holds what is its own."""
+    costs = CostModel(planned(tmp_path, plan="actor.generate: devices(2)", ranks=4), CLUSTER)
+    spans = {span.step.op: span for span in timeline(costs)}
+    assert spans["generate"].start <= spans["update"].start < spans["generate"].end
+    sampler, model = costs.memory("actor.generate"), costs.memory("actor")
+    assert sampler.weights and sampler.cache and not (sampler.gradients or sampler.optimizer)
+    assert model.optimizer and not (model.cache or model.generation)
+    assert costs.peak(("actor.generate",)) == sampler.total

@@ -10,13 +10,14 @@ import pytest
 from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
 from compiler.cost import CostModel, iteration_seconds
+from compiler.groups import groups_of
 from compiler.plan import Plan, UpdateLoop
 from compiler.proof.verify import walk
 from compiler.reading.report.dataflow import LEFT_OUT, dataflow_of
 from compiler.reading.report.devices import MOST_CELLS, cells_of, cut_of
 from compiler.reading.report.lanes import lanes_of
 from compiler.reading.report.page import report
-from compiler.reading.tables import groups_of, rows_of
+from compiler.reading.tables import rows_of
 from compiler.reading.units import bytes_text, seconds_text
 from compiler.search.program import Searched
 from rlhf_dsl.cli import main

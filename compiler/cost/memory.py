@@ -12,7 +12,7 @@ from compiler.cost.setting import Setting
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest rank for one model.
+    """Bytes on the fullest rank for one member of a group: a model, or a sampler on ranks of its own.
 
     generation: weights that generating needs beside those of training; cache: its keys and values
     activations: of one micro-batch; there is the cache or activations, never both
@@ -31,20 +31,28 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.generation + max(self.cache, self.activations)
 
 
-def memory(setting: Setting, model: str) -> Memory:
+def memory(setting: Setting, member: str) -> Memory:
+    if setting.is_apart(member):
+        return Memory(training.weight_bytes(*setting.placed(member)), cache=_caches(setting, member))
+    return _memory(setting, member)
+
+
+def _memory(setting: Setting, model: str) -> Memory:
     layout = setting.home_layout(model)
     if layout is None:
         return Memory(0.0)
     placed = setting.placed(layout)
     trained = setting.plan.models[model].optimizer is not None
-    cache = max((_cache(setting, step) for step, _ in setting.steps(model, "generate")), default=0.0)
+    cache = 0.0 if setting.is_apart(f"{model}.generate") else _caches(setting, f"{model}.generate")
     return Memory(training.weight_bytes(*placed), trained * training.gradient_bytes(*placed),
                   trained * training.state_bytes(*placed), _generation(setting, model), cache,
                   max(_training(setting, model), _scoring(setting, model)))
 
 
 def idle(setting: Setting, model: str) -> float:
-    """Bytes that a model holds while others work; what may lie in the host's memory does."""
+    """Bytes that a member holds while others work; what may lie in the host's memory does."""
+    if setting.is_apart(model):
+        return training.weight_bytes(*setting.placed(model))
     layout, spec = setting.home_layout(model), setting.plan.models[model]
     if layout is None:
         return 0.0
@@ -56,14 +64,16 @@ def idle(setting: Setting, model: str) -> float:
     return kept + training.weight_bytes(*placed) + states * (not spec.offload)
 
 
-def peak(setting: Setting, models: Iterable[str]) -> float:
-    """Bytes on the fullest rank of models that share ranks and take turns: all but one are idle."""
-    models = tuple(models)
-    return sum(idle(setting, model) for model in models) + max((_work(setting, model) for model in models), default=0.0)
+def peak(setting: Setting, members: Iterable[str]) -> float:
+    """Bytes on the fullest rank of what shares ranks and takes turns: all but one are idle."""
+    members = tuple(members)
+    return sum(idle(setting, name) for name in members) + max((_work(setting, name) for name in members), default=0.0)
 
 
 def _work(setting: Setting, model: str) -> float:
-    """Bytes beside those that a model holds while it is idle, in the call that needs most."""
+    """Bytes beside those that a member holds while it is idle, in the call that needs most."""
+    if setting.is_apart(model):
+        return memory(setting, model).cache
     found, spec = memory(setting, model), setting.plan.models[model]
     fetched = (found.gradients + found.optimizer if spec.optimizer else found.weights) * spec.offload
     home = setting.home_layout(model)
@@ -76,8 +86,9 @@ def sequences(setting: Setting, step: Any) -> int:
     """Rows of a replica that a Generate step has at once: as many as fit, in waves that are as even as can be."""
     machine, sizes, degrees = setting.placed(step.layout)
     call = setting.call(step)
-    group = next((g.models for g in setting.plan.groups if step.model in g.models), tuple(setting.plan.models))
-    kept = sum(idle(setting, model) for model in group)
+    member = step.layout if setting.is_apart(step.layout) else step.model
+    group = next((g.members for g in setting.plan.groups if member in g.members), tuple(setting.plan.models))
+    kept = sum(idle(setting, name) for name in group)
     if machine.storage.in_place:
         kept += _generation(setting, step.model)
     rows = math.ceil(call.rows / degrees.dp)
@@ -88,10 +99,16 @@ def sequences(setting: Setting, step: Any) -> int:
 def _generation(setting: Setting, model: str) -> float:
     """Weights beside those of the model's home."""
     home, layout = setting.home_layout(model), f"{model}.generate"
-    if layout not in setting.plan.layouts or home == layout:
+    if layout not in setting.plan.layouts or home == layout or setting.is_apart(layout):
         return 0.0
     machine, sizes, degrees = setting.placed(layout)
     return generation.generation_weight_bytes(machine, sizes, setting.placed(home)[2], degrees)
+
+
+def _caches(setting: Setting, layout: str) -> float:
+    """Bytes of keys and values in a layout of generation, of the call that needs most."""
+    model = layout.rpartition(".")[0]
+    return max((_cache(setting, step) for step, _ in setting.steps(model, "generate")), default=0.0)
 
 
 def _cache(setting: Setting, step: Any) -> float:

@@ -116,12 +116,13 @@ class CostModel(Setting):
         """Bytes of a transfer of rows (over the iteration) or of weights."""
         return moved(self.lengths, step)
 
-    def memory(self, model: str) -> Memory:
-        return memory.memory(self, model)
+    def memory(self, member: str) -> Memory:
+        """Of a member of a group."""
+        return memory.memory(self, member)
 
-    def peak(self, models: Iterable[str]) -> float:
-        """Bytes on the fullest rank of models that share ranks."""
-        return memory.peak(self, models)
+    def peak(self, members: Iterable[str]) -> float:
+        """Bytes on the fullest rank of what shares ranks."""
+        return memory.peak(self, members)
 
     def sequences(self, step: Any) -> int:
         """Rows of a replica that a Generate step has at once."""

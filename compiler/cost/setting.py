@@ -26,12 +26,12 @@ class Setting:
     plan: Plan
     cluster: Cluster
 
-    def machine(self, model: str = "") -> Machine:
-        """Where a model runs; without a name, the weakest part of the cluster.
+    def machine(self, member: str = "") -> Machine:
+        """Where a model or a sampler runs; without a name, the weakest part of the cluster.
 
         Ranks that share devices share their rates and memory.
         """
-        pool = next((g.pool for g in self.plan.groups if model in g.models), "")
+        pool = next((g.pool for g in self.plan.groups if member in g.members), "")
         named = (m for m in self.cluster.machines if m.name == pool)
         found = next(named, min(self.cluster.machines, key=lambda m: m.flops))
         crowd = self.plan.world / self.cluster.devices
@@ -48,7 +48,7 @@ class Setting:
         model, spec = layout.rpartition(".")[0], self.plan.layouts[layout]
         optimizer = "sharded" if spec.sharded_optimizer else "replicated"
         storage = Storage(in_place=self._in_place(model)).asked(spec.precision, optimizer, spec.sequence_parallel)
-        machine = dataclasses.replace(self.machine(model), storage=storage)
+        machine = dataclasses.replace(self.machine(layout if self.is_apart(layout) else model), storage=storage)
         return machine, self.sizes(model), Degrees(spec.tp, spec.pp, spec.dp)
 
     def _in_place(self, model: str) -> bool:
@@ -59,6 +59,10 @@ class Setting:
             return False
         alike = spec.precision == self.plan.layouts[home].precision and spec.engine in ("", "torch")
         return alike and spec.within == home
+
+    def is_apart(self, layout: str) -> bool:
+        """Whether a layout samples on ranks of its own."""
+        return any(layout in group.samplers for group in self.plan.groups)
 
     def home_layout(self, model: str) -> Optional[str]:
         """The layout in which a model keeps its weights."""

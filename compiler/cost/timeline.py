@@ -50,21 +50,32 @@ class _Clock:
     def __post_init__(self) -> None:
         self.free = [0.0] * max(1, len(self.costs.plan.groups))
 
+    @property
+    def all(self) -> tuple[int, ...]:
+        """The groups that a step at home keeps busy: ranks that do nothing but sample join in while they sample."""
+        groups = self.costs.plan.groups
+        return tuple(i for i, group in enumerate(groups) if group.models) or (0,)
+
+    def idle(self) -> float:
+        """When all of them are."""
+        return max(self.free[group] for group in self.all)
+
     def run(self) -> Iterator[Span]:
         for step in self.costs.plan.steps:
             yield from self.loop(step) if isinstance(step, UpdateLoop) else [self.step(step, 1.0)]
 
     def loop(self, loop: UpdateLoop) -> Iterator[Span]:
-        start = max(self.free)
+        start = self.idle()
         before = [self.step(step, 1.0) for step in loop.before]
         times = loop.epochs * loop.minibatches
-        marks, rounds = [max(self.free)], []
+        marks, rounds = [self.idle()], []
         for _ in range(min(times, REPEATED)):
             rounds.append([self.step(step, 1 / loop.minibatches) for step in loop.body])
-            marks.append(max(self.free))
+            marks.append(self.idle())
         late = (times - len(rounds)) * (marks[-1] - marks[-2])
-        self.free = [when + late for when in self.free]
-        yield Span(loop, tuple(range(len(self.free))), start, max(self.free))
+        for group in self.all:
+            self.free[group] += late
+        yield Span(loop, self.all, start, self.idle())
         yield from (*before, *rounds[0])
 
     def step(self, step: Any, part: float) -> Span:
@@ -80,9 +91,10 @@ class _Clock:
         """Those whose ranks a step keeps busy."""
         if step.op == "transfer":
             return ()
-        model = getattr(step, "model", "")
-        mine = tuple(i for i, group in enumerate(self.costs.plan.groups) if model in group.models)
-        return mine or tuple(range(len(self.free)))
+        apart = set(filter(self.costs.is_apart, (getattr(step, end, "") for end in ("layout", "src", "dst"))))
+        busy = apart if apart and step.op == "generate" else apart | {getattr(step, "model", "")}
+        mine = tuple(i for i, group in enumerate(self.costs.plan.groups) if busy.intersection(group.members))
+        return mine or self.all
 
     def _known(self, step: Any) -> float:
         """When what a step reads is there."""

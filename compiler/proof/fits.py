@@ -28,13 +28,13 @@ def fit_faults(plan: Plan, cluster: Cluster) -> Iterator[str]:
     pools = {machine.name: machine for machine in cluster.machines}
     costs = CostModel(plan, cluster)
     for group in groups_of(plan):
-        names = ", ".join(group.models)
+        names = ", ".join(group.members)
         if group.pool and group.pool not in pools:
             yield f"{names} run on `{group.pool}`, which it does not have"
             continue
-        machine = costs.machine(group.models[0])
+        machine = costs.machine(group.members[0])
         if group.ranks > machine.devices:
             yield f"{names} have {group.ranks} ranks, {machine.name} has {machine.devices} devices"
-        need = costs.peak(group.models)
+        need = costs.peak(group.members)
         if need > machine.usable * (1 + ROUNDING):
             yield f"{names} need {need / 1e9:.1f} GB on the fullest rank, a plan may fill {machine.usable / 1e9:.1f}"

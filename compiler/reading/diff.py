@@ -11,8 +11,9 @@ from typing import Any, Iterable, Iterator, Mapping, Optional
 from compiler import codec
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, iteration_seconds
+from compiler.groups import groups_of
 from compiler.plan import LayoutSpec, Plan
-from compiler.reading.tables import ITERATION, Row, Tables, groups_of
+from compiler.reading.tables import ITERATION, Row, Tables
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text
 
 VERBS = {"train": "trains", "forward": "scores", "generate": "generates"}
@@ -115,7 +116,7 @@ class _Side:
         return sum(times for times, size in moved if size), sum(size for _, size in moved)
 
     def fullest(self) -> float:
-        return max((self.costs.peak(group.models) for group in groups_of(self.plan)), default=0.0)
+        return max((self.costs.peak(group.members) for group in groups_of(self.plan)), default=0.0)
 
     @property
     def seconds(self) -> float:

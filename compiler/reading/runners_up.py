@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterable, Iterator
 
 from compiler.plan import GroupSpec, Plan
-from compiler.reading.units import seconds_text
+from compiler.reading.units import plural, seconds_text
 
 
 def runners_up(plan: Plan) -> Iterator[str]:
@@ -16,4 +16,4 @@ def runners_up(plan: Plan) -> Iterator[str]:
 
 def groups_text(groups: Iterable[GroupSpec]) -> str:
     """`actor, ref: 8 ranks | critic: 4 ranks`"""
-    return " | ".join(f"{', '.join(g.models)}: {g.ranks} rank{'s' * (g.ranks > 1)}" for g in groups)
+    return " | ".join(f"{', '.join(g.members)}: {plural(g.ranks, 'rank')}" for g in groups)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Iterable, Iterator
 
-from compiler.plan import GroupSpec, Plan
+from compiler.plan import Plan
 from compiler.reading.units import ranks_text
 from compiler.resharding.transitions import resolve
 from compiler.steps import HOME, UpdateLoop, exprs_of
@@ -39,11 +39,6 @@ def title_of(step: Any) -> str:
 def layout_of(step: Any) -> str:
     """The layout in which a step works, "" for those at home and for moves."""
     return f"{step.model}.train" if step.op == "optimizer" else getattr(step, "layout", "")
-
-
-def groups_of(plan: Plan) -> tuple[GroupSpec, ...]:
-    """The sets of models that share ranks; in older plans, where none is said, all share all."""
-    return plan.groups or (GroupSpec(tuple(plan.models), 0, plan.world),)
 
 
 def rows_of(plan: Plan) -> Iterator[Row]:

@@ -9,9 +9,10 @@ from typing import Any, Callable, Iterable, Iterator, Optional
 
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, iteration_seconds
+from compiler.groups import groups_of
 from compiler.plan import Plan
 from compiler.reading.runners_up import runners_up
-from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of
+from compiler.reading.tables import ITERATION, Row, Tables, layout_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, scaled, seconds_text, share_text
 from compiler.steps import HOME, UpdateLoop
 from rlhf_dsl.diagnostics import did_you_mean, fault

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.cluster import Cluster
+from compiler.groups import groups_of
 from compiler.plan import GroupSpec, LayoutSpec, Plan
-from compiler.reading.tables import groups_of
 from compiler.reading.units import plural, ranks_text
 
 MOST_CELLS = 128  # of the whole map

@@ -9,8 +9,9 @@ from typing import Iterator
 from compiler.cost import CostModel, timeline
 from compiler.cost.timeline import Span
 from compiler.drawing.model import short
+from compiler.groups import groups_of
 from compiler.plan import Plan
-from compiler.reading.tables import groups_of, title_of
+from compiler.reading.tables import title_of
 from compiler.reading.units import plural, seconds_text
 from compiler.steps import HOME, UpdateLoop
 

@@ -10,12 +10,13 @@ from typing import Any, Iterator, Sequence
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, Memory
 from compiler.drawing.picture import picture
-from compiler.plan import Plan
+from compiler.groups import groups_of, layouts_of
+from compiler.plan import GroupSpec, Plan
 from compiler.reading.report import lanes
 from compiler.reading.report.dataflow import dataflow_of
 from compiler.reading.report.devices import cells_of, cut_of, where
 from compiler.reading.runners_up import groups_text
-from compiler.reading.tables import ITERATION, Row, Tables, groups_of, layout_of
+from compiler.reading.tables import ITERATION, Row, Tables, layout_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text, share_text
 from compiler.resharding.transitions import resolve
 from compiler.steps import HOME, UpdateLoop
@@ -58,18 +59,22 @@ class _Page:
     def cards(self) -> Iterator[tuple[str, str, str]]:
         yield "an iteration", seconds_text(self.lanes.seconds), "estimated, from the first step to the end of the last"
         yield "ranks", str(self.plan.world), f"{plural(len(groups_of(self.plan)), 'group')} of models"
-        fullest = max(groups_of(self.plan), key=lambda g: self.costs.peak(g.models))
-        memory = self.costs.machine(fullest.models[0]).memory
-        yield ("memory", bytes_text(self.costs.peak(fullest.models)),
-               f"on the fullest rank, of {bytes_text(memory)}: {', '.join(fullest.models)}")
+        fullest = max(groups_of(self.plan), key=lambda g: self.costs.peak(g.members), default=None)
+        if fullest is not None:
+            yield self._memory_card(fullest)
         moved = sum(r.times * r.part * self.costs.moved(r.step).total for r in self._moves())
         yield "moved", bytes_text(moved), "between ranks in an iteration, weights and rows"
+
+    def _memory_card(self, fullest: GroupSpec) -> tuple[str, str, str]:
+        memory = self.costs.machine(fullest.members[0]).memory
+        return ("memory", bytes_text(self.costs.peak(fullest.members)),
+                f"on the fullest rank, of {bytes_text(memory)}: {', '.join(fullest.members)}")
 
     # ---- the timeline
 
     def timeline(self) -> dict[str, Any]:
         scale = WIDTH / self.lanes.seconds if self.lanes.seconds else 0.0
-        groups = [(", ".join(g.models), ranks_text(range(g.first, g.first + g.ranks))) for g in groups_of(self.plan)]
+        groups = [(", ".join(g.members), ranks_text(range(g.first, g.first + g.ranks))) for g in groups_of(self.plan)]
         return {
             "lanes": [{"models": models, "ranks": ranks, "busy": share_text(_busy(blocks), self.lanes.seconds),
                        "blocks": [self._block(b, scale) for b in blocks if b.end > b.start]}
@@ -109,8 +114,8 @@ class _Page:
 
     def group(self, number: int) -> dict[str, Any]:
         group = groups_of(self.plan)[number]
-        layouts = [name for m in group.models for name in self.plan.layouts if name.rpartition(".")[0] == m]
-        return {"models": ", ".join(group.models), "where": where(group, self.cluster),
+        layouts = [name for member in group.members for name in layouts_of(self.plan, member)]
+        return {"models": ", ".join(group.members), "where": where(group, self.cluster),
                 "layouts": [self._layout(name) for name in layouts]}
 
     def _layout(self, name: str) -> dict[str, Any]:
@@ -129,17 +134,17 @@ class _Page:
     def memory(self) -> Iterator[dict[str, Any]]:
         """By group: a bar for each model, and what all hold at the fullest time."""
         groups = groups_of(self.plan)
-        held = {m: self.costs.memory(m) for g in groups for m in g.models}
-        peaks = [self.costs.peak(g.models) for g in groups]
-        capacities = [self.costs.machine(g.models[0]).memory for g in groups]
-        longest = max([*capacities, *(_stacked(m) for m in held.values()), *peaks]) or 1.0
+        held = {m: self.costs.memory(m) for g in groups for m in g.members}
+        peaks = [self.costs.peak(g.members) for g in groups]
+        capacities = [self.costs.machine(g.members[0]).memory for g in groups]
+        longest = max([*capacities, *(_stacked(m) for m in held.values()), *peaks], default=0.0) or 1.0
         scale = WIDTH / longest
         for number, group in enumerate(groups):
-            yield {"models": ", ".join(group.models), "ranks": self.group_ranks(number), "peak": bytes_text(peaks[number]),
+            yield {"models": ", ".join(group.members), "ranks": self.group_ranks(number), "peak": bytes_text(peaks[number]),
                    "peak_x": _px(peaks[number] * scale), "capacity": bytes_text(capacities[number]),
                    "capacity_x": _px(capacities[number] * scale), "share": share_text(peaks[number], capacities[number]),
                    "bars": [{"model": m, "total": bytes_text(held[m].total), "segments": list(_segments(held[m], scale))}
-                            for m in group.models]}
+                            for m in group.members]}
 
     # ---- tables
 
