@@ -15,7 +15,7 @@ from rlhf_dsl.builtins import call_text
 from rlhf_dsl.frontend import load, loads
 from rlhf_dsl.typed import Bind, Checked, Expr, Schedule
 from runtime import draws as named_draws
-from tests.distributed.judging import CLEAR, HEADER, Run, Subject, judge, launch, result, shipped_programs
+from tests.distributed.judging import CLEAR, Run, Subject, judge, run_plans, shipped_programs, table
 from tests.oracle import Iteration, Oracle
 from tests.oracle.draws import permuted, uniform
 from tests.oracle.equations import Cells, Scope, constant
@@ -226,10 +226,8 @@ def shipped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("oracle")
     programs = shipped_programs(folder / "programs")
     checked = {name: small(name).checked("", programs) for name in PROGRAMS}
-    for name, program in checked.items():
-        (folder / f"{name}.plan.json").write_text(compile_program(program, ranks=1).to_json())
-    launch(1, folder)
-    return {name: (program, Run.of_result(result(folder, name))) for name, program in checked.items()}
+    found = run_plans({name: compile_program(program, ranks=1) for name, program in checked.items()}, folder)
+    return {name: (program, Run.of_result(found[name])) for name, program in checked.items()}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -237,5 +235,5 @@ def test_one_rank_equals_oracle(shipped, name):
     torch.set_num_threads(1)
     program, run = shipped[name]
     verdict = judge(run, Run.of_oracle(Oracle(program)), program)
-    print(HEADER, f"{name:<52} {verdict}", sep="\n")
+    print(table({name: verdict}, {}))
     verdict.check()

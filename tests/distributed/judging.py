@@ -14,10 +14,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator, Mapping
 
 import torch
 
+from compiler.plan import Plan
 from rlhf_dsl.frontend import loads
 from rlhf_dsl.typed import Checked
 from runtime.launch import mpiexec, rank_environment
@@ -26,6 +27,12 @@ from tests.oracle import Oracle
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 METRICS, NORMS, WEIGHTS, NEAR_TIE = 1e-4, 1e-3, 1e-4, 1e-4
+MAY_PART = 1e-3  # of all rows
+# Models with a tied head. The layers of `odd` no even number of stages divides, and its one KV head no tp.
+MADE = {
+    "qwen2": {"num_hidden_layers": 2, "num_key_value_heads": 2},
+    "odd": {"num_hidden_layers": 3, "num_key_value_heads": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -57,29 +64,48 @@ CLEAR = {
 
 
 def shipped_programs(folder: Path) -> Path:
-    """A copy of the programs with their data and models, and one more: `qwen2`, random weights, biases, a tied head."""
+    """A copy of the programs with their data and models, and more of these: `MADE`, of random weights and biases."""
+    shutil.copytree(ROOT / "programs", folder)
+    for name, sizes in MADE.items():
+        _qwen2(sizes).save_pretrained(folder / "models" / name)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(folder / "models" / "tiny" / file, folder / "models" / name / file)
+    return folder
+
+
+def _qwen2(sizes: dict[str, int]) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    shutil.copytree(ROOT / "programs", folder)
     config = Qwen2Config(
-        vocab_size=104, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
-        pad_token_id=0, initializer_range=0.15)
+        vocab_size=104, hidden_size=64, intermediate_size=96, num_attention_heads=4, max_position_embeddings=64,
+        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.15, **sizes)
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.2)
-    model.save_pretrained(folder / "models" / "qwen2")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(folder / "models" / "tiny" / name, folder / "models" / "qwen2" / name)
-    return folder
+    return model
+
+
+def run_plans(plans: Mapping[str, Plan], folder: Path) -> dict[str, dict]:
+    """What each plan gave, by its name; all plans of a number of ranks run in one launch."""
+    for name, plan in plans.items():
+        (folder / f"{name}.plan.json").write_text(plan.to_json())
+    for ranks in sorted({plan.world for plan in plans.values()}):
+        launch(ranks, folder)
+    return {name: result(folder, name) for name in plans}
 
 
 def launch(ranks: int, folder: Path) -> None:
     """Runs all plans in `folder` that are for this number of ranks: see `matrix.py`."""
     on_ranks(ranks, "matrix", folder, folder / f"scratch-{ranks}")
+
+
+def told(ranks: int, module: str, argument: Path, scratch: Path) -> list[dict]:
+    """The lines of JSON that a module of this folder prints under mpiexec."""
+    lines = on_ranks(ranks, module, argument, scratch).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def on_ranks(ranks: int, module: str, argument: Path, scratch: Path) -> str:
@@ -174,3 +200,13 @@ def judge(run: Run, reference: Run, checked: Checked) -> Verdict:
     replayed = Run.of_oracle(told)
     margins = [r.margins for times in told.generated.values() for once in times for r in once.values() if r.margins]
     return Verdict(run.deviations(replayed), run.rows, len(margins), max(map(max, margins), default=0.0))
+
+
+def check_few_part(verdicts: Mapping[str, Verdict]) -> None:
+    assert sum(v.parted for v in verdicts.values()) <= MAY_PART * sum(v.rows for v in verdicts.values())
+
+
+def table(verdicts: Mapping[str, Verdict], results: Mapping[str, dict]) -> str:
+    """The deviations of each, and the seconds that it ran; the oracle has no result."""
+    seconds = {name: f"{found['seconds']:6.1f} s" for name, found in results.items()}
+    return "\n".join(["", HEADER, *(f"{n:<52} {v} {seconds.get(n, '  oracle')}" for n, v in verdicts.items())])

@@ -1,7 +1,7 @@
 """Run under mpiexec with a plan file: calls of models on ranks of their own meet while they compute.
 
 At a meeting each rank says that it is in its call, and waits in there until the others are in theirs. Were one call to
-wait for another to end, no rank would ever get further. Rank 0 prints, by rank, how often it met the others, as JSON.
+wait for another to end, no rank would ever get further. Rank 0 prints, `by rank`, how often it met the others, as JSON.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
         executor.run_iteration(number)
     everyone = comm.gather(dict(meetings.held))
     if comm.rank == 0:
-        print(json.dumps(everyone))
+        print(json.dumps({"by rank": everyone}))
     torch.distributed.destroy_process_group()
 
 

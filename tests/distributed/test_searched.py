@@ -12,7 +12,7 @@ from compiler.compile import compile_program
 from compiler.machine import SINGLE, Machine
 from compiler.placement import place
 from compiler.search.program import Searched
-from tests.distributed.judging import HEADER, Run, Subject, Verdict, judge, launch, result, shipped_programs
+from tests.distributed.judging import Run, Subject, Verdict, judge, run_plans, table
 
 RANKS = 4
 FOUR = Cluster("four", (Machine("four", 1, RANKS, flops=5e10, memory=2e9, memory_bandwidth=6e9, intra=2e9, node=2e9,
@@ -31,19 +31,21 @@ CASES = {  # (subject, lines of plan:, cluster to search on)
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory) -> dict[str, Verdict]:
-    """Of each case against all models on all ranks."""
-    torch.set_num_threads(1)
-    programs = shipped_programs(tmp_path_factory.mktemp("shipped") / "programs")
-    folder = tmp_path_factory.mktemp("plans")
+def results(programs, tmp_path_factory) -> dict[str, dict]:
+    plans = {}
     cases = CASES | {subject: (subject, "", None) for subject in SUBJECTS}
     for name, (subject, lines, cluster) in cases.items():
         section = "\nplan:\n" + "".join(f"    {line}\n" for line in lines.split("; ")) if lines else ""
         checked = SUBJECTS[subject].checked(section, programs)
-        plan = compile_program(checked, cluster, RANKS, placer=Searched() if cluster else place)
-        (folder / f"{name}.plan.json").write_text(plan.to_json())
-    launch(RANKS, folder)
-    runs = {name: Run.of_result(result(folder, name)) for name in cases}
+        plans[name] = compile_program(checked, cluster, RANKS, placer=Searched() if cluster else place)
+    return run_plans(plans, tmp_path_factory.mktemp("searched"))
+
+
+@pytest.fixture(scope="module")
+def verdicts(results, programs) -> dict[str, Verdict]:
+    """Of each case against all models on all ranks."""
+    torch.set_num_threads(1)
+    runs = {name: Run.of_result(found) for name, found in results.items()}
     return {name: judge(runs[name], runs[subject], SUBJECTS[subject].checked("", programs))
             for name, (subject, _, _) in CASES.items()}
 
@@ -53,8 +55,8 @@ def test_equals_sharing_all_ranks(verdicts, name):
     verdicts[name].check()
 
 
-def test_table(verdicts, capsys):
+def test_table(verdicts, results, capsys):
     """Prints the largest deviations."""
     with capsys.disabled():
-        print("", HEADER, *(f"{name:<52} {verdict}" for name, verdict in verdicts.items()), sep="\n")
+        print(table(verdicts, results))
     assert len(verdicts) == len(CASES)
