@@ -1,15 +1,13 @@
-"""What a plan runs on: nodes, devices and links, found on this machine or described in a file (`cluster_file`)."""
+"""What a plan runs on: nodes, devices and links, of this machine (`local`) or described in a file (`cluster_file`)."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from compiler.machine import SINGLE, Engine, Machine
+from compiler.machine import Machine
 
 MOST_LOCAL_RANKS = 4  # small models gain nothing from more ranks on one machine
 
@@ -55,37 +53,7 @@ class Cluster:
         return self.name == "local"
 
 
-def local_cluster() -> Cluster:
-    """This machine, a device a physical core. Rates are round numbers for one core of a CPU, good for shares;
-    `rlflowc profile` measures them."""
-    cores = physical_cores()
-    engine = Engine(layer=4e-4, collective=2e-4, call=5e-3, step=1e-3, ahead=False)
-    machine = Machine("local", 1, cores, flops=5e10, memory=memory() / cores, memory_bandwidth=1e10, intra=1e9,
-                      node=1e9, host=1e10, intra_latency=1e-4, inter_latency=1e-4, engine=engine, storage=SINGLE)
-    return Cluster("local", (machine,))
-
-
 def default_ranks(cluster: Cluster, rows: int) -> int:
     """Ranks where nobody asks: a device each, on one's own machine at most four; never more than rows of a batch."""
     most = min(cluster.devices, MOST_LOCAL_RANKS) if cluster.is_local else cluster.devices
     return max(1, min(most, rows))
-
-
-def physical_cores() -> int:
-    """Cores that this process may use, counting threads of one core once."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = {_siblings(cpu) for cpu in allowed}
-    return max(1, len(siblings))
-
-
-def _siblings(cpu: int) -> str:
-    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return str(cpu)
-
-
-def memory() -> float:
-    """Bytes of this machine."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

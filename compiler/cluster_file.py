@@ -55,7 +55,11 @@ def read_cluster(path: Path) -> Cluster:
     pools = table["pool"]
     if not isinstance(pools, list) or not pools or not all(isinstance(pool, dict) for pool in pools):
         raise _unreadable(path, "`pool` must be a list of tables, `[[pool]]`")
-    return Cluster(name, tuple(_machine(path, p, str(p.get("name", f"pool {i}"))) for i, p in enumerate(pools)))
+    machines = tuple(_machine(path, p, str(p.get("name", f"pool {i}"))) for i, p in enumerate(pools))
+    twice = next((m.name for i, m in enumerate(machines) if m.name in {other.name for other in machines[:i]}), None)
+    if twice is not None:
+        raise _unreadable(path, f"two pools have the name `{twice}`")
+    return Cluster(name, machines)
 
 
 def _machine(path: Path, table: Mapping[str, Any], name: str) -> Machine:

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from compiler.cluster import Cluster, local_cluster
+from compiler.cluster import Cluster
 from compiler.cluster_file import read_cluster
 from compiler.compile import Observer as Watch
 from compiler.compile import Placer, compile_program, lower_and_place, program_folder, read_shapes, unobserved
 from compiler.explain import explain_json, explain_text
 from compiler.ir import FlowGraph
+from compiler.local import local_cluster
 from compiler.passes import NAMES
 from compiler.placement import Placement, place
 from compiler.plan import Plan

@@ -10,9 +10,10 @@ from typing import Callable, Mapping, Optional
 
 from compiler import unexecuted
 from compiler.catalog import PREFIX, model_shape
-from compiler.cluster import Cluster, local_cluster
+from compiler.cluster import Cluster
 from compiler.emit import Target, emit
 from compiler.ir import FlowGraph
+from compiler.local import local_cluster
 from compiler.lower import lower
 from compiler.passes import Pass, equation_passes, placement_passes
 from compiler.placement import Placement, place

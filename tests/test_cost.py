@@ -81,6 +81,16 @@ def test_a_device_of_the_catalogue(tmp_path):
         read_cluster(tmp_path / "c.toml")
 
 
+def test_pools_have_names_of_their_own(tmp_path):
+    pool = ('[[pool]]\nname = "{}"\nnodes = 1\ndevices_per_node = 2\ndevice = "h100-80gb"\n'
+            'links = {{ intra_gb_per_s = 1, inter_gb_per_s = 1, latency_us = 1 }}\n')
+    (tmp_path / "c.toml").write_text(pool.format("fast") + pool.format("slow"))
+    assert [m.name for m in read_cluster(tmp_path / "c.toml").machines] == ["fast", "slow"]
+    (tmp_path / "c.toml").write_text(pool.format("fast") + pool.format("fast"))
+    with pytest.raises(DiagnosticError, match="two pools have the name `fast`"):
+        read_cluster(tmp_path / "c.toml")
+
+
 # ---- links -----------------------------------------------------------------------------------------
 
 def test_a_ring_moves_each_part_once_around():

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cluster import local_cluster
 from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
+from compiler.local import local_cluster
 from compiler.passes import NAMES
 from compiler.plan import LayoutSpec, Plan, UpdateLoop
 from compiler.reading.units import degrees_text

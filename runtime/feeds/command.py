@@ -8,10 +8,10 @@ from typing import Any, Iterator
 
 import torch
 
-from compiler.cluster import local_cluster
 from compiler.compile import lower_and_place, program_folder
 from compiler.emit import Target, emit
 from compiler.exprs import walk
+from compiler.local import local_cluster
 from compiler.placement import place
 from compiler.plan import Plan
 from compiler.shapes import ModelShape

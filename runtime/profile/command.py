@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Iterator, TextIO
 
 from compiler.catalog import PREFIX, model_shape
-from compiler.cluster import MOST_LOCAL_RANKS, memory, physical_cores
+from compiler.cluster import MOST_LOCAL_RANKS
 from compiler.commands import write
 from compiler.cost.sizes import sizes_of
+from compiler.local import memory, physical_cores
 from compiler.reading.units import plural
 from compiler.shapes import ModelShape, shape_from_config
 from compiler.sources import resolve_model
