@@ -54,6 +54,40 @@ class Reshard:
 
 
 @dataclass(frozen=True)
+class Reload:
+    """`parts` of `model`, as `layout` keeps them, come back from the host's memory: see `compiler.offloading`.
+
+    bytes: that the rank with most of them reads; parts without content have memory again, and count nothing
+    """
+
+    op: ClassVar[str] = "reload"
+    name: str
+    model: str
+    layout: str
+    parts: tuple[str, ...]
+    bytes: int = 0
+    line: int = 0
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class Offload:
+    """`parts` of `model` give up their memory in `layout`.
+
+    bytes: that the rank with most of them writes to the host's memory, of parts that have changed since they came
+    """
+
+    op: ClassVar[str] = "offload"
+    name: str
+    model: str
+    layout: str
+    parts: tuple[str, ...]
+    bytes: int = 0
+    line: int = 0
+    ahead: int = 0
+
+
+@dataclass(frozen=True)
 class Transfer:
     """Rows of values from `src` to `dst`; one of the two is "home", the other a layout.
 
@@ -238,7 +272,7 @@ class Action:
     line: int = 0
 
 
-LoopStep = Union[Transfer, Forward, Equation, PyOpCall, Statistics, TrainStep, Record, OptimizerStep]
+LoopStep = Union[Transfer, Forward, Equation, PyOpCall, Statistics, TrainStep, Record, OptimizerStep, Reload, Offload]
 
 
 @dataclass(frozen=True)
@@ -256,8 +290,8 @@ class UpdateLoop:
     line: int = 0
 
 
-Step = Union[Load, Reshard, Transfer, Generate, Reply, Forward, Equation, PyOpCall, KeepRows, Record, NextState, UpdateLoop,
-             CommitStates, Action]
+Step = Union[Load, Reshard, Reload, Offload, Transfer, Generate, Reply, Forward, Equation, PyOpCall, KeepRows, Record,
+             NextState, UpdateLoop, CommitStates, Action]
 
 
 @dataclass(frozen=True)

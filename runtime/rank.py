@@ -74,7 +74,7 @@ def _run(comm: Any, folder: RunFolder, report: Callable[[dict], None], start: Op
     world = DistWorld(None, comm.rank, comm.size) if comm.size > 1 else SoloWorld()
     if comm.rank == 0:
         report({"event": "start", "program": plan.program.name, "of": plan.run.steps, "ranks": comm.size, "folder": str(folder.path)})
-    models = Models(plan, job)
+    models = Models(plan, job, folder.path / "state")
     position = Position(folder, comm.rank)
     ops = start_ops(plan)
     executor = Executor(plan, world, models, sources, ops, _follow(plan, position, report))

@@ -15,6 +15,7 @@ from compiler.plan import ChangedPlan, Plan
 from compiler.proof.arrival import arrival_faults
 from compiler.proof.expressions import expression_faults
 from compiler.proof.objectives import objective_faults
+from compiler.proof.residence import residence_faults
 from compiler.proof.sections import section_faults
 from compiler.proof.wellformed import all_steps, reference_faults, shape_of, table_faults
 from compiler.resharding.transitions import strategy_of, weight_transfer
@@ -59,7 +60,7 @@ def walk(plan: Plan) -> Iterator[Any]:
 def faults(plan: Plan) -> Iterator[str]:
     """Everything that is wrong, the most basic first; later checks rely on earlier ones."""
     checks = (table_faults, expression_faults, group_faults, reference_faults, section_faults, _call_faults,
-              _flow_faults, objective_faults, _weight_faults)
+              _flow_faults, residence_faults, objective_faults, _weight_faults)
     for check in checks:
         found = False
         try:
@@ -295,7 +296,7 @@ def _training_faults(plan: Plan) -> Iterator[str]:
         if sorted(trained) != sorted(stepped) or len(set(trained)) != len(trained):
             yield f"`{loop.name}` trains {', '.join(trained) or 'nothing'} and steps {', '.join(stepped) or 'nothing'}"
         first = next((i for i, s in enumerate(loop.body) if s.op == "optimizer"), len(loop.body))
-        if any(s.op != "optimizer" for s in loop.body[first:]):
+        if any(s.op not in ("optimizer", "reload", "offload") for s in loop.body[first:]):
             yield f"`{loop.name}` computes something after an optimizer step"
         if any(plan.models[m].optimizer is None for m in stepped):
             yield f"`{loop.name}` steps a model without an optimizer"

@@ -157,4 +157,16 @@ CODES: tuple[Code, ...] = (
         "`rlflowc profile` starts ranks that time products, memory, links and layers of a model; one of them has failed.",
         "measure the layers of a smaller model (`--model`), or with fewer ranks (`--ranks`)",
     ),
+    Code(
+        "R0168", "there is no place for what leaves the device: {reason}",
+        "A plan may keep a model in the host's memory while others work. Where the device is a CPU, that is a file in the run "
+        "folder, as large as the model with its gradients and the optimizer's states.",
+        "make room there, or give another `--run-dir`",
+    ),
+    Code(
+        "R0169", "on a CPU, vLLM keeps the memory of `{layout}`, which the plan offloads",
+        "A plan may keep a model in the host's memory while others work. vLLM gives its memory up on a GPU alone, where it can "
+        "sleep.",
+        "generate with the project's own sampler: leave out `engine(vllm)`", status=2,
+    ),
 )

@@ -8,11 +8,12 @@ methods are collective over the layout's ranks, and an engine lives on those ran
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Mapping, Optional, Protocol, Sequence
+from typing import Callable, Iterable, Mapping, Optional, Protocol, Sequence
 
 import torch
 from torch import Tensor
 
+from runtime.engines.host import Host
 from runtime.hf_folder import HFFolder
 from runtime.sequences import Sequences
 
@@ -132,6 +133,19 @@ class Engine(Protocol):
 
     optimizer_steps: int
     """How many steps the optimizer has made."""
+
+    away: set[str]
+    """The parts that have left: until they are back, nothing that needs them is called."""
+
+    def offload(self, parts: Iterable[str], host: Host, version: Optional[int]) -> None:
+        """Parts (`compiler.offloading.PARTS`) give up their memory; what has left already is left alone.
+
+        version: what the content of weights and states is known by, so that it is copied once; None: it is worth
+        nothing. Tensors that were handed out stay the same objects. Raises R0168.
+        """
+
+    def reload(self, parts: Iterable[str]) -> None:
+        """Parts that have left are where they were, as they were; what was worth nothing is 0."""
 
     @property
     def parameter_bytes(self) -> int:

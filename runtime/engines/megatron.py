@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
 from runtime.engines import megatron_cpu  # noqa: F401  must precede megatron.core
 
@@ -14,9 +14,11 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func,
 from torch import Tensor
 
 from compiler.layout import ModelLayout
+from compiler.offloading import GRADIENTS, OPTIMIZER, WEIGHTS
 from compiler.shapes import ModelShape
 from compiler.weights import WeightLayout
 from runtime.engines.base import MASTER, AdamW, Call, Execution, Objective
+from runtime.engines.host import Offloads
 from runtime.engines.megatron_batch import MicroBatch, Reading, Rotary, pack
 from runtime.engines.megatron_model import Trunk, using
 from runtime.engines.megatron_optim import MegatronAdamW
@@ -29,7 +31,7 @@ from runtime.sequences import Sequences
 LAYERS = "decoder.layers."
 
 
-class MegatronEngine:
+class MegatronEngine(Offloads):
     """One model on the ranks of `layout`, of which this rank is one. See `runtime.engines.base.Engine`.
 
     role: "policy", "value" or "scorer"; optimizer: None for a frozen model
@@ -41,6 +43,7 @@ class MegatronEngine:
         self, shape: ModelShape, role: str, layout: ModelLayout, mesh: Mesh, optimizer: Optional[AdamW] = None,
         execution: Execution = Execution(),
     ) -> None:
+        super().__init__()
         if list(layout.ranks) != sorted(layout.ranks):
             raise ValueError("the ranks of a layout must ascend: Megatron takes a rank's place from its group's order")
         self.shape, self.role, self.layout = shape, role, layout
@@ -53,6 +56,7 @@ class MegatronEngine:
         self._rotary = Rotary(rotary_frequencies(shape).to(self._device))
         self._schedule = get_forward_backward_func(layout.pp, self._config.virtual_pipeline_model_parallel_size)
         self._models, self._optimizer = self._trunks, None
+        self._summed, self._passes = False, 0  # whether gradients hold something, and a name for what they hold
         if optimizer is None:
             for trunk in self._trunks:
                 trunk.requires_grad_(False)
@@ -95,6 +99,7 @@ class MegatronEngine:
         self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False
     ) -> Optional[list[dict[str, Tensor]]]:
         outputs: list[dict[str, Tensor]] = []
+        self._summed, self._passes = True, self._passes + 1
         for trunk in self._trunks:
             trunk.recompute = recompute
         if micro_batches:
@@ -168,6 +173,7 @@ class MegatronEngine:
     # ---- optimizer
 
     def zero_grad(self) -> None:
+        self._summed = False
         for model in self._models:
             model.zero_grad_buffer()
 
@@ -193,6 +199,20 @@ class MegatronEngine:
     @optimizer_steps.setter
     def optimizer_steps(self, steps: int) -> None:
         self._optimizer.steps = steps
+
+    # ---- what leaves the device
+
+    def tensors_of(self, part: str) -> Iterable[Tensor]:
+        if part == WEIGHTS:
+            return self.export().values()
+        if part == OPTIMIZER:
+            return self._optimizer.states()
+        return [buffer.grad_data for model in self._models for buffer in model.buffers]
+
+    def version_of(self, part: str, version: Optional[int]) -> Optional[int]:
+        if part == GRADIENTS:
+            return self._passes if self._summed else None
+        return version
 
     # ---- weights
 

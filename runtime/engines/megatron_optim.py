@@ -166,9 +166,13 @@ class MegatronAdamW:
         for state in self._adamw.state.values():
             state["step"].fill_(float(steps))
 
+    def states(self) -> list[Tensor]:
+        """All that is kept between steps but their number."""
+        return [tensor for part in self._parts for tensor in part.states.values()]
+
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for part in self._parts for tensor in part.states.values())
+        return sum(tensor.nbytes for tensor in self.states())
 
     def moment(self, name: str) -> dict[str, Tensor]:
         """f32 tensors of the sizes of the parameters, gathered from all data shards, on each of them."""

@@ -8,7 +8,7 @@ name (`runtime.draws`), so the order, the batch and the layout do not matter.
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Sequence, Union
+from typing import Callable, Iterable, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from compiler.layout import ModelLayout
 from compiler.shapes import ModelShape
 from compiler.weights import local_tensors
 from runtime.draws import Draws
+from runtime.engines.host import Offloads
 from runtime.engines.sampler_cache import grown
 from runtime.engines.sampler_model import SamplerModel
 from runtime.engines.sampling import SamplingOptions, check_prompts, choose, completes_stop
@@ -26,7 +27,7 @@ from runtime.sequences import Sequences
 _PREFILL_TOKENS = 8192  # tokens, filling included, in one pass over prompts
 
 
-class SamplerEngine:
+class SamplerEngine(Offloads):
     """The generating form of a policy on one rank of `layout` (pp = 1).
 
     weights: the rank's local tensors (`compiler.weights`, engine "torch"), zeros until someone fills them in place
@@ -39,6 +40,7 @@ class SamplerEngine:
         self, shape: ModelShape, layout: ModelLayout, rank: int, group=None, dtype: torch.dtype = torch.float32,
         device: torch.device = torch.device("cpu"), cache_bytes: int = 1 << 30,
     ) -> None:
+        super().__init__()
         sizes = local_tensors(shape, "policy", layout, rank, "torch")
         self.shape, self.cache_bytes = shape, cache_bytes
         self.weights = {name: torch.zeros(size, dtype=dtype, device=device) for name, size in sizes.items()}
@@ -49,6 +51,10 @@ class SamplerEngine:
     def export(self) -> dict[str, Tensor]:
         """The live local tensors, by name."""
         return self.weights
+
+    def tensors_of(self, part: str) -> Iterable[Tensor]:
+        """Keys and values have no memory but while it generates."""
+        return self.weights.values()
 
     def generate(
         self, prompts: Sequence[Union[Tensor, Sequence[int]]], samples: int, rows, name: str, iteration: int, seed: int,

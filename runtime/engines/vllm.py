@@ -7,7 +7,7 @@ another layout or batch vLLM may draw other tokens of the same distribution; `ru
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from compiler.weights import WeightLayout
 from rlhf_dsl.diagnostics import fault
 from runtime import draws
 from runtime.engines import vllm_process
+from runtime.engines.host import Host
 from runtime.engines.sampling import SamplingOptions, check_prompts, completes_stop
 from runtime.engines.vllm_weights import whole_tensors
 from runtime.sequences import Sequences
@@ -35,27 +36,30 @@ class VLLMEngine:
     folder: holds the model's `config.json`; weights come by `weights` alone
     group: the torch.distributed group of the rank's tp peers, itself alone where tp = 1
     name: of this engine, unlike that of all others of the machine
-    cache_bytes: bound on the memory for keys and values
+    cache_bytes: bound on the memory for keys and values, of which two whole sequences have room in any case
     Raises R0138 if vLLM does not take the model. Construction is collective over the tp peers.
     """
 
     def __init__(
         self, shape: ModelShape, folder: Path, layout: ModelLayout, rank: int, group: Any, name: str,
         dtype: torch.dtype = torch.float32, device: torch.device = torch.device("cpu"), cache_bytes: int = 1 << 30,
+        sleeps: bool = False,
     ) -> None:
+        self.away: set[str] = set()
         self.shape, self._rank, self._dtype, self._device = shape, rank, dtype, device
         self._layout = WeightLayout(shape, "policy", layout, "vllm")
         self._arriving: Optional[dict[str, Tensor]] = None
         at = layout.coordinates(rank)
         self._inside = vllm_process.Inside(group)
+        self.cache_bytes = _cache_bytes(shape, layout.tp, dtype, cache_bytes)
         arguments = dict(
             model=str(folder), load_format="dummy", skip_tokenizer_init=True, generation_config="vllm",
             hf_overrides={"architectures": [f"{FAMILIES[shape.family].architecture}ForCausalLM"]},
             dtype=str(dtype).removeprefix("torch."), tensor_parallel_size=layout.tp, seed=0,
             max_model_len=shape.max_positions, max_num_seqs=MOST_SEQUENCES, enable_prefix_caching=True,
             max_num_batched_tokens=max(PREFILL_TOKENS, shape.max_positions),
-            kv_cache_memory_bytes=_cache_bytes(shape, layout.tp, dtype, cache_bytes),
-            logprobs_mode="processed_logprobs")
+            kv_cache_memory_bytes=self.cache_bytes,
+            logprobs_mode="processed_logprobs", enable_sleep_mode=sleeps)
         try:
             self._engine = vllm_process.start(self._inside, f"{name}-{at.dp}", at.tp, device, **arguments)
             self._runner = self._engine.model_executor.driver_worker.worker.model_runner
@@ -96,6 +100,11 @@ class VLLMEngine:
             head.quant_method.process_weights_after_loading(head)
 
     # ---- generation
+
+    @property
+    def keys_and_values(self) -> list[Tensor]:
+        """The memory of the cache; layers may share one."""
+        return self._runner.kv_caches
 
     def generate(
         self, prompts: Sequence[Union[Tensor, Sequence[int]]], samples: int, rows, name: str, iteration: int, seed: int,

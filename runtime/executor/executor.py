@@ -77,7 +77,8 @@ class Executor:
         self.following: Optional[Scope] = None  # with `lag = 1`, of the next iteration
         self.told: dict[Expr, Sequences] = {}
         self._handlers = {
-            "load": self._load, "reshard": self._reshard, "generate": self._compute, "reply": self._reply, "forward": self._compute,
+            "load": self._load, "reshard": self._reshard, "reload": self._reload, "offload": self._offload,
+            "generate": self._compute, "reply": self._reply, "forward": self._compute,
             "train": self._compute, "statistics": self._statistics,
             "equation": self._equation, "pyop": self._pyop, "keep": self._keep, "record": self._record,
             "next_state": self._next_state, "commit_states": self._commit_states, "update": self._update,
@@ -208,6 +209,12 @@ class Executor:
 
     def _reshard(self, step: steps_of.Reshard, scope: Scope) -> None:
         self.models.reshard(step.src, step.dst)
+
+    def _reload(self, step: steps_of.Reload, scope: Scope) -> None:
+        self.models.reload(step.layout, step.parts)
+
+    def _offload(self, step: steps_of.Offload, scope: Scope) -> None:
+        self.models.offload(step.layout, step.parts)
 
     def _transfer(self, step: steps_of.Transfer, scope: Scope) -> None:
         """Rows go to a model call, or its results come home: all of a call travel together, as it splits them."""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import cached_property
-from typing import Any, Iterator, Mapping, Optional
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from compiler.layout import ModelLayout
-from compiler.plan import Action, Plan, TrainStep, UpdateLoop
+from compiler.offloading import OPTIMIZER, PARTS, WEIGHTS, Offloading, changing, is_refilled, shares_memory
+from compiler.plan import Plan, TrainStep, UpdateLoop
 from compiler.proof.wellformed import shape_of
 from compiler.resharding import transitions
 from compiler.resharding.gathers import transfer_by
 from compiler.resharding.redistribute import redistribute
 from compiler.sources import resolve_model
 from compiler.weights import WeightLayout
+from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.typed import Optimizer
 from runtime.engines.base import MASTER, MOMENTS, AdamW, Engine, Execution
+from runtime.engines.host import Host
 from runtime.hf_folder import HFFolder, in_parts
 from runtime.in_place import InPlace
 from runtime.meshes import Job, Mesh
@@ -26,7 +31,7 @@ from runtime.schedule import learning_rate
 from runtime.tokenizer import Tokenizer
 from runtime.transfer import WeightMover
 
-GENERATE = ".generate"
+GENERATE, TRAIN = ".generate", ".train"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -39,10 +44,12 @@ class Models:
     """Engines of this rank by layout name, made and loaded when first asked for.
 
     All ranks make the same Models and call its collective methods (`reshard`, `act`, `whole`) together.
+    scratch: a folder for what leaves a CPU's memory, None for the system's own
     """
 
-    def __init__(self, plan: Plan, job: Job) -> None:
+    def __init__(self, plan: Plan, job: Job, scratch: Optional[Path] = None) -> None:
         self.plan, self.job = plan, job
+        self._host, self._offloaded = Host(job.device, scratch), Offloading(plan).layouts
         self.layouts = layouts_of(plan)
         self.mesh = Mesh(job, self.layouts.values())
         self.folders = {name: resolve_model(spec.source, plan.program.folder) for name, spec in plan.models.items()}
@@ -51,6 +58,7 @@ class Models:
         self._movers: dict[tuple[str, str], WeightMover] = {}
         self._version = dict.fromkeys(plan.models, 0)  # rises when weights change
         self._placed: dict[str, int] = {}  # generation layout -> version of its weights
+        self._sources: dict[str, str] = {}  # generation layout -> where its weights came from
         self._in_place: dict[str, Optional[InPlace]] = {}  # generation layout -> its memory, shared with training's
         self.optimizer_steps = dict.fromkeys(plan.models, 0)
 
@@ -65,10 +73,11 @@ class Models:
     def engine(self, layout: str) -> Any:
         """This rank's engine of a layout with its weights in memory, None if it is not in it. Collective.
 
-        A layout that shares memory with another one takes it: that one's weights are gone, and come back likewise.
+        A layout that shares memory with another one takes it: that one's weights are gone, and come back likewise. What
+        is offloaded is not there before its step says so.
         """
-        if layout in self._in_place and layout not in self._placed:
-            self.reshard(self.plan.layouts[layout].within, layout)
+        if layout in self._sources and layout not in self._placed:
+            self.reshard(self._sources[layout], layout)
         self._take_back(layout)
         return self._engine(layout)
 
@@ -76,7 +85,9 @@ class Models:
         if self.job.rank not in self.layouts[layout]:
             return None
         if layout not in self._engines:
-            self._engines[layout] = self._make(layout)
+            engine = self._engines[layout] = self._make(layout)
+            if layout in self._offloaded:
+                engine.offload(PARTS if layout.endswith(TRAIN) else (WEIGHTS,), self._host, 0)
         return self._engines[layout]
 
     def prepare(self) -> None:
@@ -117,9 +128,11 @@ class Models:
     def _vllm(self, model: str, layout: str) -> Any:
         from runtime.engines.vllm import VLLMEngine
 
+        if layout in self._offloaded and self.job.device.type == "cpu":
+            raise fault("R0169", layout=layout)
         place = self.layouts[layout]
         return VLLMEngine(self.shapes[model], self.folders[model], place, self.job.rank, self.mesh.groups(place).tp,
-                          f"{self.job.name}-{layout}", self._dtype(layout))
+                          f"{self.job.name}-{layout}", self._dtype(layout), sleeps=layout in self._offloaded)
 
     # ---- weights
 
@@ -133,9 +146,9 @@ class Models:
         if self._placed.get(dst) == version:
             return
         held = self._weights(src)
-        self._placed[dst] = version
+        self._placed[dst], self._sources[dst] = version, src
         there = self._weights_of(dst, self._engine(dst))
-        if not self._shares_memory(src, dst):
+        if not shares_memory(self.plan, src, dst):
             self.mover(src, dst).move(held, there)
             return
         if dst not in self._in_place:
@@ -143,17 +156,41 @@ class Models:
         memory = self._in_place[dst]
         self.mover(src, dst).move(held, there, memory and memory.arrives, memory and memory.left)
 
-    def _shares_memory(self, src: str, dst: str) -> bool:
-        """Whether weights take turns in memory: those that change in a run, in one precision, in engines that let them."""
-        specs = self.plan.layouts
-        alike = specs[dst].within == src and self._dtype(src) == self._dtype(dst) and not self.plan.run.lag
-        return alike and dst.split(".")[0] in self.changing and transitions.engine_of(specs, dst) == "torch"
-
     def _take_back(self, layout: str) -> None:
         """The memory of `layout` from a generation layout that has it."""
         for dst, memory in self._in_place.items():
             if self.plan.layouts[dst].within == layout and self._placed.pop(dst, None) is not None and memory:
                 memory.give_back()
+
+    # ---- what leaves the device
+
+    def offload(self, layout: str, parts: Sequence[str]) -> None:
+        """Parts of a model leave this rank's memory. Weights of a sampler that come anew each time are forgotten."""
+        version: Optional[int] = self._version[layout.split(".")[0]]
+        if WEIGHTS in parts:
+            self._take_back(layout)
+        if is_refilled(self.plan, layout):
+            self._placed.pop(layout, None)
+            version = None
+        if layout in self._engines:
+            self._engines[layout].offload(parts, self._host, version)
+
+    def reload(self, layout: str, parts: Sequence[str]) -> None:
+        """Parts that left are back on this rank."""
+        engine = self._engine(layout)
+        if engine is not None:
+            engine.reload(parts)
+
+    @contextlib.contextmanager
+    def _at_hand(self, *layouts: str, parts: Sequence[str] = PARTS) -> Iterator[None]:
+        """Parts of these layouts are on their ranks in the meantime, for what no step of the plan brings them for."""
+        engines = {layout: self._engine(layout) for layout in layouts}
+        came = {layout: [p for p in parts if p in engine.away] for layout, engine in engines.items() if engine is not None}
+        for layout, left in came.items():
+            engines[layout].reload(left)
+        yield
+        for layout, left in came.items():
+            engines[layout].offload(left, self._host, self._version[layout.split(".")[0]])
 
     def mover(self, src: str, dst: str) -> WeightMover:
         """The move between two layouts; it counts the bytes that this rank sent and received. Collective."""
@@ -184,9 +221,8 @@ class Models:
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """The models whose weights the run changes: trained ones, and those that `copy` and `ema` write to."""
-        written = {s.args[1] for s in self.plan.steps if isinstance(s, Action) and s.kind in ("copy", "ema")}
-        return tuple(name for name, spec in self.plan.models.items() if spec.optimizer or name in written)
+        """The models whose weights the run changes, in the order of the plan."""
+        return tuple(name for name in self.plan.models if name in changing(self.plan))
 
     def whole(self, model: str) -> dict[str, Tensor]:
         """The canonical tensors of a model on rank 0, {} elsewhere. Collective."""
@@ -199,14 +235,15 @@ class Models:
         """
         layout = self.home_layout(model)
         src, dtype = self.weight_layout(layout), torch.float32 if moment else self._dtype(layout)
-        engine = self.engine(layout)
-        held = engine.moment(moment) if moment and engine is not None else self._weights(layout)
         bytes_of = {name: math.prod(size) * dtype.itemsize for name, size in src.tensors.items()}
-        for names in in_parts(bytes_of):
-            disk = WeightLayout(src.shape, src.role, ModelLayout((0,)), "disk", names)
-            into = {name: torch.empty(size, dtype=dtype) for name, size in disk.local_tensors(self.job.rank).items()}
-            WeightMover(redistribute(src, disk, dtype.itemsize), self.job.rank, dtype=dtype).move(held, into)
-            yield into
+        with self._at_hand(layout, parts=(OPTIMIZER if moment else WEIGHTS,)):
+            engine = self.engine(layout)
+            held = engine.moment(moment) if moment and engine is not None else self._weights_of(layout, engine)
+            for names in in_parts(bytes_of):
+                disk = WeightLayout(src.shape, src.role, ModelLayout((0,)), "disk", names)
+                into = {name: torch.empty(size, dtype=dtype) for name, size in disk.local_tensors(self.job.rank).items()}
+                WeightMover(redistribute(src, disk, dtype.itemsize), self.job.rank, dtype=dtype).move(held, into)
+                yield into
 
     def moments(self, model: str) -> tuple[str, ...]:
         """What a checkpoint keeps of a model's optimizer, of each parameter."""
@@ -220,19 +257,24 @@ class Models:
 
     def load_weights(self, model: str, folder: HFFolder) -> None:
         """The weights of a folder in place of those that the model began with."""
-        engine = self.engine(self.home_layout(model))
-        if engine is not None:
-            engine.load(folder)
-        self._version[model] += 1
+        layout = self.home_layout(model)
+        with self._at_hand(layout):
+            self._version[model] += 1
+            engine = self.engine(layout)
+            if engine is not None:
+                engine.load(folder)
 
     def load_moments(self, model: str, folders: Mapping[str, HFFolder], steps: int) -> None:
         """The optimizer's moments, by name, after so many steps."""
-        engine = self.engine(f"{model}.train")
-        if engine is None:
-            return
-        engine.optimizer_steps = steps
-        for moment, folder in folders.items():
-            engine.load(folder, moment)
+        layout = f"{model}.train"
+        with self._at_hand(layout):
+            self._version[model] += 1
+            engine = self.engine(layout)
+            if engine is None:
+                return
+            engine.optimizer_steps = steps
+            for moment, folder in folders.items():
+                engine.load(folder, moment)
 
     # ---- training
 
@@ -262,19 +304,20 @@ class Models:
     def copy(self, source: str, target: str) -> None:
         """The weights of `source` become those of `target`."""
         src, dst = self.home_layout(source), self.home_layout(target)
-        self.mover(src, dst).move(self._weights(src), self._weights(dst))
-        self._version[target] += 1
+        with self._at_hand(src, dst):
+            self._version[target] += 1
+            self.mover(src, dst).move(self._weights(src), self._weights(dst))
 
     def ema(self, source: str, target: str, decay: float) -> None:
         """target = decay * target + (1 - decay) * source."""
         src, dst = self.home_layout(source), self.home_layout(target)
-        held = self._weights(dst)
-        arrived = {name: torch.empty_like(tensor) for name, tensor in held.items()}
-        self.mover(src, dst).move(self._weights(src), arrived)
-        with torch.no_grad():
+        with self._at_hand(src, dst), torch.no_grad():
+            self._version[target] += 1
+            held = self._weights(dst)
+            arrived = {name: torch.empty_like(tensor) for name, tensor in held.items()}
+            self.mover(src, dst).move(self._weights(src), arrived)
             for name, tensor in held.items():
                 tensor.lerp_(arrived[name], 1 - decay)
-        self._version[target] += 1
 
 
 def _adamw(optimizer: Optional[Optimizer]) -> Optional[AdamW]:

@@ -51,7 +51,9 @@ def refill(executor: "Executor", step: KeepRows, scope: Scope) -> None:
 
 
 def _makes_rows(executor: "Executor", step: Step, root: str) -> bool:
-    """Whether a step brings or makes values of rows of `root` that equations cannot make."""
+    """Whether a step brings or makes values of rows of `root` that equations cannot make, or a model that does."""
+    if step.op in ("reload", "offload"):
+        return True
     if step.op == "load":
         return step.name == root
     if step.op == "transfer":
