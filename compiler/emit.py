@@ -54,7 +54,7 @@ def emit(checked: Checked, graph: FlowGraph, target: Target) -> Plan:
         states={s.name: emitter.table.id(s.init) for s in checked.states.values()},
         settings={p.name: p.value for p in checked.params.values()}, assume=_assumed(checked), exprs=(),
         groups=tuple(_used_groups(target.placement, used)), alternatives=target.placement.alternatives,
-        constraints=emitter.constraints(graph.side["layouts"]),
+        search=target.placement.search, constraints=emitter.constraints(graph.side["layouts"]),
     )
     program = dataclasses.replace(plan.program, lines=emitter.lines.texts())
     return with_offloading(dataclasses.replace(plan, program=program, exprs=tuple(emitter.table.rows)))

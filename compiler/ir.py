@@ -100,6 +100,11 @@ class FlowGraph:
     def phases(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(op.phase for op in self.ops))
 
+    def models(self) -> frozenset[str]:
+        """Those whose weights are needed: that compute, or that an action saves, reads or changes."""
+        named = (arg for op in self.ops if op.kind == "action" for arg in op.attr("args") if isinstance(arg, str))
+        return frozenset((*named, *(op.model for op in self.ops if op.model)))
+
     def with_ops(self, ops: Iterable[Op], values: Optional[dict[str, Value]] = None, **side: Any) -> "FlowGraph":
         """A graph of the given operations; values that none of them makes are left out."""
         ops = tuple(ops)

@@ -45,7 +45,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.values: dict[str, Value] = {}
         self.known: dict[Expr, str] = {}
-        self.bound: dict[Expr, str] = {}
+        self.bound: dict[Expr, typed.Bind] = {}  # by each expression that the section binds, the first line that does
         self.prefix = ""
         self.phase = names.ROLLOUT
         self.trained: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class _Builder:
     # ---- sections ------------------------------------------------------------------------------
 
     def rollout(self) -> None:
-        self.bound = names.bound_names("", self.checked.rollout)
+        self.bound = _bound(self.checked.rollout)
         updates = [s for update in self.checked.updates for s in update.body]
         states = [s.next for s in self.checked.states.values()]
         self._load(self.checked.data, [*_expressions([*self.checked.rollout, *updates]), *states])
@@ -66,7 +66,7 @@ class _Builder:
     def update(self, update: typed.Update) -> None:
         self.prefix = names.prefix("update", update.index)
         self.trained = frozenset(train.model for train in update.trains)
-        self.bound = names.bound_names(self.prefix, update.body)
+        self.bound = _bound(update.body)
         for statement in update.body:
             self._in_update(statement, update.index)
         self.phase = names.update(update.index)
@@ -86,7 +86,7 @@ class _Builder:
 
     def evaluation(self, index: int, section: typed.Eval) -> None:
         self.known, self.prefix, self.phase = {}, names.prefix("eval", index), names.evaluation(index)
-        self.bound = names.bound_names(self.prefix, section.body)
+        self.bound = _bound(section.body)
         self._load(self.checked.data, _expressions(section.body))
         for statement in section.body:
             self._statement(statement)
@@ -111,14 +111,10 @@ class _Builder:
         self._statement(statement)
 
     def _bind(self, bind: typed.Bind) -> None:
-        inputs = self._inputs(bind.expr)
+        self._inputs(bind.expr)
         name = self.prefix + bind.name
-        if bind.expr.op in UNNAMED or self.known.get(bind.expr) == name:
-            return
-        self._add(make_op(name, "equation", inputs, (name,), phase=self.phase, span=bind.span, expr=bind.expr))
-        self._define(name, bind.expr)
-        if names.is_update(self.phase):
-            self.open.add(bind.expr)
+        if bind.expr.op not in UNNAMED and self.known.get(bind.expr) != name:
+            self._equation(name, bind)
 
     def _metric(self, name: str, expr: Expr, span: Span) -> None:
         metric = self.prefix + name if names.is_eval(self.phase) else name
@@ -193,10 +189,32 @@ class _Builder:
             self._produce(expr, expr.op, "")
         elif expr.op == "next_state":
             self._state(self.checked.states[expr.attr("name")])
+            self._define(f"next({expr.attr('name')})", expr)
+        elif expr in self.bound and expr.op not in UNNAMED:
+            self._early(expr)
+
+    def _early(self, expr: Expr) -> None:
+        """What a line binds, here or below: it gets its name where it is first needed, and is evaluated once."""
+        phase, self.phase = self.phase, self._phase_of(expr)
+        self._equation(self._name(expr), self.bound[expr])
+        self.phase = phase
+
+    def _equation(self, name: str, bind: typed.Bind) -> None:
+        inputs = tuple(dict.fromkeys(self._frontier((bind.expr,), False)))
+        self._add(make_op(name, "equation", inputs, (name,), phase=self.phase, span=bind.span, expr=bind.expr))
+        self._define(name, bind.expr)
+        if names.is_update(self.phase):
+            self.open.add(bind.expr)
+
+    def _name(self, expr: Expr) -> str:
+        """Under which a line of this section binds `expr`, else its text."""
+        if expr in self.bound:
+            return self.prefix + self.bound[expr].name
+        return self._free(self.prefix + names.default_name(expr, self.known))
 
     def _produce(self, expr: Expr, kind: str, model: str) -> None:
         phase, self.phase = self.phase, self._phase_of(expr)
-        name = self.bound.get(expr) or self._free(self.prefix + names.default_name(expr, self.known))
+        name = self._name(expr)
         facts = {"calls": (expr,)} if kind == "forward" else {"expr": expr}
         if kind == "reply":
             facts["policy"] = reader(self.checked, expr)
@@ -213,7 +231,7 @@ class _Builder:
         """Prompts are a value of their own, so that they can travel: `y.text`, say."""
         if prompts in self.known:
             return
-        name = self.bound.get(prompts) or self._free(self.prefix + names.default_name(prompts, self.known))
+        name = self._name(prompts)
         self._add(make_op(name, "equation", self._inputs(prompts), (name,), phase=self.phase, span=prompts.span, expr=prompts))
         self._define(name, prompts)
 
@@ -225,10 +243,11 @@ class _Builder:
 
     def _varies(self, expr: Expr) -> bool:
         """Whether a value of the update depends on the mini-batch: on current outputs or by a root reduction."""
-        return any(
-            self._is_current(e) or (not self._is_known(e) and is_root_reduction(e, self.roots))
-            for e in walk(expr, stop=lambda e: self._is_known(e) and e not in self.open)
-        )
+        def exists(e: Expr) -> bool:
+            return self._is_known(e) and e not in self.open
+
+        return any(self._is_current(e) or (not exists(e) and is_root_reduction(e, self.roots))
+                   for e in walk(expr, stop=exists))
 
     def _is_current(self, expr: Expr) -> bool:
         return expr.op == "call" and expr.attr("model") in self.trained and expr.attr("phase", "").startswith("update")
@@ -253,8 +272,16 @@ def reader(checked: Checked, response: Expr) -> str:
     """The model in whose tokens a response of given texts is: a policy that reads it, else another, else any policy."""
     lines = (line for part in (checked.rollout, *(s.body for s in (*checked.updates, *checked.evals))) for line in part)
     calls = [e for e in walk(*_expressions(lines)) if e.op == "call" and e.args[0] is response]
-    names_of = [call.attr("model") for call in calls] or list(checked.models)
-    return min(names_of, key=lambda name: READERS.index(checked.models[name].role))
+    return first_reader(checked, [call.attr("model") for call in calls] or checked.models)
+
+
+def first_reader(checked: Checked, models: Iterable[str]) -> str:
+    """A policy among `models`, else another."""
+    return min(models, key=lambda name: READERS.index(checked.models[name].role))
+
+
+def _bound(statements: Iterable) -> dict[Expr, typed.Bind]:
+    return {s.expr: s for s in reversed(tuple(statements)) if isinstance(s, typed.Bind)}
 
 
 def _expressions(statements: Iterable) -> list[Expr]:

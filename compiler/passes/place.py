@@ -14,6 +14,6 @@ class Place:
     name: str = "place"
 
     def __call__(self, graph: FlowGraph) -> FlowGraph:
-        used = {op.model for op in graph.ops if op.model}
+        used = graph.models()
         layouts = {n: spec for n, spec in self.placement.layouts.items() if n.split(".")[0] in used}
         return graph.with_side(layouts=layouts, batching=self.placement.batching)

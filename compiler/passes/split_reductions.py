@@ -64,6 +64,7 @@ class _Loop:
         parts = self.parts.values()
         needed = {self.value_of[e] for part in parts for e in part.constants}
         needed.update(self._inputs(arg for part in parts for e in part.statistics for arg in e.args))
+        needed.update(name for op in constants for name in op.inputs)
         first = self._ancestors(needed, old)
         early = [op for op in old if op.kind == "forward" and self._is_early(op)]
         ahead = [op for op in old if op.kind in ("equation", "pyop") and op.name in first]
