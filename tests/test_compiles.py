@@ -70,6 +70,10 @@ update:
     unused = ref.entropy(z)
     train actor to maximize mean(actor.logprobs(y) * length[w](z))
 ''',
+    "the elements of two terms are as many": HEAD + '''
+update:
+    train critic to minimize mean(critic.last_value(second) + whiten(length[u](first))) + mean(critic.last_value(first))
+''',
     "no model reads a response of data": HEAD + '''
 rollout:
     metric tokens = mean(length[u](first))

@@ -59,8 +59,9 @@ def _loop_faults(loop: UpdateLoop, table: tuple[Expr, ...], dims: dict[str, Dim]
 
 
 def _are_same(wanted: Sequence[Expr], found: Sequence[Expr]) -> bool:
-    """In any order; both hold each once."""
-    return len(wanted) == len(set(found)) == len(found) and all(any(_same(w, f) for f in found) for w in wanted)
+    """In any order, each once. Counts of the same elements may be several in one and one in the other."""
+    each = all(any(_same(w, f) for f in found) for w in wanted) and all(any(_same(w, f) for w in wanted) for f in found)
+    return each and len(set(found)) == len(found)
 
 
 def _same(one: Expr, other: Expr) -> bool:
