@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compiler.compile import compile_program
-from tests.distributed.judging import HEADER, Run, Subject, judge, launch, on_ranks, result, shipped_programs
+from tests.distributed.judging import Run, Subject, judge, run_plans, table, told
 from tests.oracle import Oracle
 from tests.running import make_desk, metrics, rlflowc
 
@@ -35,24 +35,16 @@ PLANS = {
 CASES = [(subject, plan) for subject in SUBJECTS for plan in PLANS]
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> Path:
-    return shipped_programs(tmp_path_factory.mktemp("shipped") / "programs")
-
-
 def checked(programs: Path, subject: str, plan: str):
     return SUBJECTS[subject].checked("\nplan:\n" + PLANS[plan][1] if PLANS[plan][1] else "", programs)
 
 
 @pytest.fixture(scope="module")
 def runs(programs, tmp_path_factory) -> dict[tuple[str, str], Run]:
-    folder = tmp_path_factory.mktemp("lag")
-    for subject, plan in CASES:
-        made = compile_program(checked(programs, subject, plan), ranks=PLANS[plan][0])
-        (folder / f"{subject} {plan}.plan.json").write_text(made.to_json())
-    for ranks in sorted({ranks for ranks, _ in PLANS.values()}):
-        launch(ranks, folder)
-    return {(subject, plan): Run.of_result(result(folder, f"{subject} {plan}")) for subject, plan in CASES}
+    plans = {f"{subject} {plan}": compile_program(checked(programs, subject, plan), ranks=PLANS[plan][0])
+             for subject, plan in CASES}
+    found = run_plans(plans, tmp_path_factory.mktemp("lag"))
+    return {(subject, plan): Run.of_result(found[f"{subject} {plan}"]) for subject, plan in CASES}
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -61,7 +53,7 @@ def test_equals_the_oracle(runs, programs, subject, capsys):
     program = checked(programs, subject, "one rank")
     verdict = judge(runs[subject, "one rank"], Run.of_oracle(Oracle(program)), program)
     with capsys.disabled():
-        print("", HEADER, f"{subject:<52} {verdict}", sep="\n")
+        print(table({subject: verdict}, {}))
     verdict.check()
 
 
@@ -83,8 +75,8 @@ def test_sampling_and_training_meet(programs, tmp_path):
     subject = Subject("ppo", "tiny", SMALL, changes)
     plan = compile_program(subject.checked("\nplan:\n    actor.generate: devices(1)\n", programs), ranks=2)
     (tmp_path / "beside.plan.json").write_text(plan.to_json())
-    told = on_ranks(2, "overlap_cases", tmp_path / "beside.plan.json", tmp_path / "scratch")
-    assert json.loads(told.splitlines()[-1]) == [{"beside": 2}, {"beside": 2}]
+    (met,) = told(2, "overlap_cases", tmp_path / "beside.plan.json", tmp_path / "scratch")
+    assert met["by rank"] == [{"beside": 2}, {"beside": 2}]
 
 
 # ---- going on from a checkpoint ------------------------------------------------------------------

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
 from compiler.compile import compile_program
 from rlhf_dsl.typed import Checked
-from tests.distributed.judging import CLEAR, HEADER, Run, Subject, Verdict, judge, launch, result, shipped_programs
+from tests.distributed.judging import CLEAR, Run, Subject, Verdict, check_few_part, judge, run_plans, table
 from tests.oracle import Oracle
 
 # (tp, pp, dp), the reference first
 LAYOUTS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1))
-MAY_PART = 1e-3  # of all rows
 
 # Sizes that neither ranks nor micro-batches divide. Each program at a temperature of its own, one with top-p.
 SUBJECTS = {
@@ -79,21 +77,13 @@ NAMES = [*SUBJECTS, *(case.name for case in CASES if case.name not in REFERENCES
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> Path:
-    return shipped_programs(tmp_path_factory.mktemp("shipped") / "programs")
-
-
-@pytest.fixture(scope="module")
 def results(programs, tmp_path_factory) -> dict[str, dict]:
-    """What each case gave, all cases of a number of ranks in one launch."""
-    folder = tmp_path_factory.mktemp("matrix")
+    plans = {}
     for case in CASES:
         subject = SUBJECTS[case.subject]
-        plan = compile_program(subject.checked(case.plan(subject.checked("", programs)), programs), ranks=case.ranks)
-        (folder / f"{case.name}.plan.json").write_text(plan.to_json())
-    for ranks in sorted({case.ranks for case in CASES}):
-        launch(ranks, folder)
-    return {case.name: result(folder, case.name) for case in CASES}
+        checked = subject.checked(case.plan(subject.checked("", programs)), programs)
+        plans[case.name] = compile_program(checked, ranks=case.ranks)
+    return run_plans(plans, tmp_path_factory.mktemp("matrix"))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +105,7 @@ def test_equals_reference(verdicts, name):
 
 
 def test_few_rows_part(verdicts):
-    assert sum(v.parted for v in verdicts.values()) <= MAY_PART * sum(v.rows for v in verdicts.values())
+    check_few_part(verdicts)
 
 
 @pytest.mark.parametrize("case", [case.name for case in CASES if case.subject != "reward_model"])
@@ -137,8 +127,6 @@ def test_programs_are_worth_comparing(results, name):
 
 
 def test_table(verdicts, results, capsys):
-    """Prints the largest deviations."""
-    seconds = {name: f"{found['seconds']:6.1f} s" for name, found in results.items()}
     with capsys.disabled():
-        print("", HEADER, *(f"{n:<52} {v} {seconds.get(n, '  oracle')}" for n, v in verdicts.items()), sep="\n")
+        print(table(verdicts, results))
     assert len(verdicts) == len(NAMES)
