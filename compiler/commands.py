@@ -54,22 +54,20 @@ def explain_command(args: Namespace) -> int:
     """Prints what a program's or a plan file's plan does where, with estimates."""
     began = time.perf_counter()
     plan, searched = _plan_to_explain(args)
-    searched = searched or {"considered": 1, "feasible": 1, "seconds": time.perf_counter() - began}
     if args.json:
-        put_json(explain_json(plan, cluster_of(args), searched))
+        put_json(explain_json(plan, cluster_of(args), searched or time.perf_counter() - began))
     else:
         print(explain_text(plan, cluster_of(args)), end="")
     return 0
 
 
-def _plan_to_explain(args: Namespace) -> tuple[Plan, dict[str, float]]:
-    """(plan, what was searched); {} where nothing was."""
+def _plan_to_explain(args: Namespace) -> tuple[Plan, float]:
+    """(plan, seconds of its search); 0 where nothing was searched."""
     if is_plan(args.program):
-        return load_fitting(args), {}
+        return load_fitting(args), 0.0
     found: list[Found] = []
     plan = compile_checked(load_program(args), args, args.ranks, told=found.append)
-    told = ({"considered": f.considered, "feasible": f.partitions, "seconds": f.search_s} for f in found)
-    return plan, next(told, {})
+    return plan, sum(one.search_s for one in found)
 
 
 def load_fitting(args: Namespace) -> Plan:

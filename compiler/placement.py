@@ -10,7 +10,7 @@ from compiler.cluster import Cluster, default_ranks
 from compiler.constraints import DEGREES, GENERATE, ModelSet, Stage, asked_of_stages, asked_sets
 from compiler.execution import executed
 from compiler.layout import ModelLayout
-from compiler.plan import Alternative, GroupSpec, LayoutSpec
+from compiler.plan import Alternative, GroupSpec, LayoutSpec, SearchSpec
 from compiler.resharding.transitions import engine_of
 from compiler.shapes import ModelShape
 from compiler.weights import misfit
@@ -40,6 +40,7 @@ class Placement:
     groups: tuple[GroupSpec, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     offload: frozenset[str] = frozenset()
+    search: Optional[SearchSpec] = None
 
 
 def place(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, ranks: Optional[int]) -> Placement:

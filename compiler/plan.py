@@ -22,9 +22,9 @@ FORMAT = "rlflow.plan/1"
 
 __all__ = [
     "FORMAT", "HOME", "Action", "Alternative", "ColumnSpec", "CommitStates", "DataSpec", "DimSpec", "Equation", "EvalSection",
-    "ExprRow", "Forward", "Generate", "GroupSpec", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec", "Named", "NextState",
-    "Offload", "OpSpec", "OptimizerStep", "Plan", "ProgramInfo", "PyOpCall", "Record", "Reload", "Reply", "Reshard", "RunSpec",
-    "Statistics", "Step", "TrainStep", "Transfer", "UpdateLoop",
+    "ExprRow", "Forward", "Generate", "GroupBounds", "GroupSpec", "KeepRows", "LayoutSpec", "Load", "LoopStep", "ModelSpec",
+    "Named", "NextState", "Offload", "OpSpec", "OptimizerStep", "OtherSize", "Plan", "ProgramInfo", "PyOpCall", "Record",
+    "Reload", "Reply", "Reshard", "RunSpec", "SearchSpec", "Statistics", "Step", "TrainStep", "Transfer", "UpdateLoop",
 ]
 
 
@@ -122,10 +122,56 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A runner-up of the search: the best of another division of the models, with its estimate."""
+    """A runner-up of the search: the best of another division of the models, with its estimate.
+
+    stages: seconds by stage, each that of its slowest group; transition: those of the weights' way into generation,
+    where they are a part of its stage; memory: bytes on the fullest device
+    """
 
     groups: tuple[GroupSpec, ...]
     iteration_s: float
+    stages: dict[str, float] = field(default_factory=dict)
+    transition: float = 0.0
+    memory: float = 0.0
+
+
+@dataclass(frozen=True)
+class OtherSize:
+    """The plan's groups with another number of ranks for one. stages: as of an alternative, {} where it does not fit.
+
+    giver: models of the group that has fewer for it, () if none has
+    """
+
+    ranks: int
+    stages: dict[str, float] = field(default_factory=dict)
+    giver: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GroupBounds:
+    """Why a group has its number of ranks: the least that it fits on, and the next smaller and greater number."""
+
+    models: tuple[str, ...]
+    least: int
+    others: tuple[OtherSize, ...] = ()
+
+
+@dataclass(frozen=True)
+class SearchSpec:
+    """What the search of a plan looked at, and how it sees the plan's own groups, to compare with the runners-up.
+
+    considered: sets of models on some of the devices; divisions: ways to divide the models into sets
+    feasible: divisions for which there are devices enough; stages, transition, memory: as of an alternative
+    """
+
+    objective: str
+    considered: int
+    divisions: int
+    feasible: int
+    stages: dict[str, float] = field(default_factory=dict)
+    transition: float = 0.0
+    memory: float = 0.0
+    bounds: tuple[GroupBounds, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +248,7 @@ class Plan:
     assume: lengths to estimate with, in tokens: "prompt", "response" on average, "longest" of the responses
     constraints: by layout, the lines of `plan:` that speak of it
     groups: sets of models that share ranks, disjoint; () in older plans, where all models share all ranks
+    search: None where the layouts are those of `plan:`
     """
 
     program: ProgramInfo
@@ -222,6 +269,7 @@ class Plan:
     assume: dict[str, int] = field(default_factory=dict)
     groups: tuple[GroupSpec, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    search: Optional[SearchSpec] = None
     constraints: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def expr_table(self, interner: Optional[typed.Interner] = None) -> tuple[typed.Expr, ...]:

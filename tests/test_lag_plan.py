@@ -106,7 +106,7 @@ def test_a_search_puts_sampling_on_the_devices_of_training(tmp_path):
 def test_explain_says_which_iteration_a_step_is_of(tmp_path):
     told = [line for line in explain_text(planned(tmp_path), CLUSTER).splitlines() if "of the next iteration" in line]
     assert len(told) == 5 and any("generate y, of the next iteration" in line for line in told)
-    steps = explain_json(planned(tmp_path), CLUSTER, {})["steps"]
+    steps = explain_json(planned(tmp_path), CLUSTER, 0.0)["steps"]
     assert [step["op"] for step in steps if step["ahead"]] == ["reshard", "load", "transfer", "generate", "transfer"]
 
 

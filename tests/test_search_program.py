@@ -46,8 +46,8 @@ def shapes_of(checked, name: str = "llama-2-7b"):
 
 def placed(tmp_path, plan: str, cluster: str = "a100-16x8", name: str = "llama-2-7b"):
     checked = checked_with(tmp_path, plan)
-    workload, found = placement_on(checked, shapes_of(checked, name), read_cluster(CLUSTERS / f"{cluster}.toml"))
-    return workload, found, {m.model: (g, m.choice) for g in found.groups for m in g.models}
+    fronts, found = placement_on(checked, shapes_of(checked, name), read_cluster(CLUSTERS / f"{cluster}.toml"))
+    return fronts.workload, found, {m.model: (g, m.choice) for g in found.groups for m in g.models}
 
 
 def test_the_calls_of_ppo(tmp_path):
@@ -179,7 +179,8 @@ def explain(capsys, *more: str) -> str:
 
 def test_explain_on_a_described_cluster(capsys):
     text = explain(capsys)
-    assert "on 128 ranks of cluster a100-16x8" in text and "found by the search; the runners-up" in text
+    assert "on 128 ranks of cluster a100-16x8" in text and "found by the search for the shortest iteration" in text
+    assert "allocations of devices considered" in text and "(this plan)" in text
     for word in ("actor.generate", "critic.train", "generate y", "update/train actor", "memory on the fullest rank"):
         assert word in text
 

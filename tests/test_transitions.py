@@ -65,7 +65,7 @@ def test_a_plan_that_says_another_strategy_is_refused(tmp_path):
 def test_explain_tells_the_strategy_its_peak_and_links(tmp_path):
     found = {}
     for strategy in STRATEGIES:
-        told = explain_json(planned(tmp_path, strategy), CLUSTER, {})["transfers"]
+        told = explain_json(planned(tmp_path, strategy), CLUSTER, 0.0)["transfers"]
         found[strategy] = next(t for t in told if "strategy" in t)
         assert found[strategy]["strategy"] == strategy
         assert found[strategy]["bytes_within_nodes"] == found[strategy]["total_bytes"]

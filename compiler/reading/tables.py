@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Iterable, Iterator
 
 from compiler.plan import Plan
-from compiler.reading.units import ranks_text
+from compiler.reading.units import plural, ranks_text
 from compiler.resharding.transitions import resolve
 from compiler.steps import HOME, UpdateLoop, exprs_of
 
@@ -120,12 +120,34 @@ class Tables:
             return tuple(range(self.plan.world))
         return tuple(sorted(resolve(self.plan.layouts, place).ranks))
 
+    def ranks_of(self, step: Any) -> tuple[int, ...]:
+        """The ranks that take part in a step: rows leave and reach all ranks, weights those of both layouts."""
+        if step.op == "reshard":
+            return tuple(sorted({*self.ranks(step.src), *self.ranks(step.dst)}))
+        return self.ranks(layout_of(step))
+
     def where(self, step: Any) -> str:
         """`in actor.train on ranks 0-3`, `from home to actor.train`."""
         if hasattr(step, "src"):
             return f"from {step.src} to {step.dst}"
         place = layout_of(step)
         return f"{f'in {place}' if place else 'at home'} on {ranks_text(self.ranks(place))}"
+
+
+def microbatches(tables: Tables, layout: str) -> Iterator[str]:
+    """`micro-batches of 4 samples`, `layers computed again`: how the steps of a layout go about their rows."""
+    steps = [row.step for row in tables.rows if layout_of(row.step) == layout]
+    found = dict.fromkeys(filter(None, map(_microbatch, steps)))
+    if found:
+        yield f"micro-batches of {' and '.join(found)}"
+    if any(getattr(step, "recompute", False) for step in steps):
+        yield "layers computed again"
+
+
+def _microbatch(step: Any) -> str:
+    """`4 samples`, `8192 tokens`, or ""."""
+    samples, tokens = getattr(step, "micro_batch", 0), getattr(step, "tokens", 0)
+    return " or ".join([plural(samples, "sample")] * bool(samples) + [plural(tokens, "token")] * bool(tokens))
 
 
 MAKERS = ("load", "generate", "reply", "forward", "equation", "pyop", "statistics", "train", "next_state")

@@ -47,9 +47,13 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"rank {words}" if len(runs) == 1 and runs[0][0] == runs[0][1] else f"ranks {words}"
 
 
+def cut_text(spec) -> str:
+    return f"tp{spec.tp} pp{spec.pp} dp{spec.dp}"
+
+
 def degrees_text(spec) -> str:
     """Of anything with tp, pp and dp; what is not as usual in how a layout's engine computes follows."""
-    words = [f"tp{spec.tp} pp{spec.pp} dp{spec.dp}"]
+    words = [cut_text(spec)]
     if isinstance(spec, LayoutSpec):
         words += [f"chunks{spec.chunks}"] * (spec.chunks > 1) + ["sequence-parallel"] * spec.sequence_parallel
         words += ["sharded-optimizer"] * spec.sharded_optimizer + [spec.precision] * (spec.precision != "fp32")

@@ -10,10 +10,14 @@ from typing import Any, Callable, Iterable, Iterator, Optional
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, iteration_seconds
 from compiler.groups import groups_of
-from compiler.plan import Plan
-from compiler.reading.runners_up import runners_up
-from compiler.reading.tables import ITERATION, Row, Tables, layout_of
+from compiler.layout import generation_layout
+from compiler.plan import GroupSpec, Plan
+from compiler.proof.wellformed import shape_of
+from compiler.reading.moves import HOW, ROWS, move_lines, moving
+from compiler.reading.searched import runner_up_lines, size_lines
+from compiler.reading.tables import ITERATION, SETUP, Row, Tables, layout_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, scaled, seconds_text, share_text
+from compiler.resharding.transitions import ORDERS, weight_transfer
 from compiler.steps import HOME, UpdateLoop
 from rlhf_dsl.diagnostics import did_you_mean, fault
 
@@ -135,9 +139,10 @@ class _Why:
         yield "sizes", (f"{scaled(self.costs.parameters[name])} parameters, {plural(shape['layers'], 'layer')} of width "
                         f"{shape['hidden']}, vocabulary of {shape['vocab']}")
         group = next(g for g in groups_of(self.plan) if name in g.models)
-        others = [m for m in group.models if m != name]
-        sharing = f"shared with {', '.join(others)}" if others else "for it alone"
-        yield "devices", f"{ranks_text(range(group.first, group.first + group.ranks))}, {sharing}"
+        yield "devices", self._sharing(group, name)
+        for apart in (g for g in groups_of(self.plan) if f"{name}.generate" in g.samplers):
+            yield "devices", f"it samples on {self._sharing(apart, f'{name}.generate')}"
+        yield from (("devices", line) for line in size_lines(self.plan, name))
         for layout in self._layouts(name):
             yield "layouts", f"{layout} {degrees_text(self.plan.layouts[layout])}"
         for layout in self._layouts(name):
@@ -149,8 +154,14 @@ class _Why:
         yield from (("", f"{bytes_text(size)} {part}") for part, size in parts.items() if size)
         if spec.offload:
             yield "memory", "while idle it may lie in the host's memory"
-        for line in runners_up(self.plan):
+        for line in runner_up_lines(self.plan):
             yield "runners-up", line
+
+    @staticmethod
+    def _sharing(group: GroupSpec, name: str) -> str:
+        others = [m for m in group.members if m != name]
+        sharing = f"shared with {', '.join(others)}" if others else "for it alone"
+        return f"{ranks_text(range(group.first, group.last + 1))}, {sharing}"
 
     def _layouts(self, model: str) -> list[str]:
         return [layout for layout in self.plan.layouts if layout.rpartition(".")[0] == model]
@@ -171,24 +182,35 @@ class _Why:
         cut = [f"each layer over {spec.tp} ranks"] * (spec.tp > 1) + [f"the layers over {spec.pp} stages"] * (spec.pp > 1)
         yield "cuts", f"{' and '.join(cut) or 'no weight'}, the rows over {plural(spec.dp, 'data shard')}"
         if spec.within:
-            yield "order", f"the ranks of {spec.within}, so that each rank's shard there is part of its shard here"
+            yield "order", self._order(name)
         for row in self.tables.rows:
             if layout_of(row.step) == name:
                 yield "used by", f"{row.title}{_at(row.step.line)}{self._when(row)}"
         for row in (r for r in self.tables.rows if r.step.op == "reshard" and name in (r.step.src, r.step.dst)):
-            moved = self.costs.moved(row.step)
-            yield "weights", (f"{row.step.src} to {row.step.dst}: {bytes_text(moved.total)} in all, "
-                              f"at least {bytes_text(moved.lower_bound)} in any order{self._when(row)}")
+            yield "weights", f"{row.step.src} to {row.step.dst}{self._when(row)}: {HOW[row.step.strategy]}"
+            yield from (("weights", f"  {line}") for line in move_lines(moving(self.costs, row)))
         if model in self.plan.models:
             yield "see also", f"--why {model}"
+
+    def _order(self, name: str) -> str:
+        """How a generation layout takes the ranks of training, and what of their shards it contains."""
+        spec = self.plan.layouts[name]
+        at = "at intervals" if ORDERS[spec.strategy] is generation_layout else "one after another"
+        shape, role = shape_of(self.plan, name.rpartition(".")[0]), self.plan.models[name.rpartition(".")[0]].role
+        transfer = weight_transfer(shape, role, self.plan.layouts, spec.within, name)
+        beside = max(map(transfer.redundant_bytes, transfer.ranks))
+        inside = f"up to {bytes_text(beside)} of a rank's shard there are no part of its shard here, and stay beside it"
+        if not beside:
+            inside = "each rank's shard there is part of its shard here"
+        return f"a replica takes the ranks of {spec.within} {at}: {inside}"
 
     def _reasons(self, layout: str) -> Iterator[str]:
         lines = self.plan.constraints.get(layout, ())
         for line in lines:
             yield f"line {line} asks for it: {self.plan.line_text(line).strip()}"
-        if self.plan.alternatives:
-            yield f"the search found it, {plural(len(self.plan.alternatives), 'runner-up', 'runners-up')} below" + (
-                "; the line above bound it" if lines else "")
+        if self.plan.search:
+            model = layout.rpartition(".")[0]
+            yield f"the search found it; --why {model} says beside what" + ("; the line above bound it" if lines else "")
         elif not lines:
             spec = self.plan.layouts[layout]
             yield f"`plan:` leaves it open: data parallelism over {plural(spec.ranks, 'rank')}"
@@ -206,9 +228,10 @@ class _Why:
         yield from self.cost(row)
 
     def _move(self, row: Row) -> Facts:
-        moved = self.costs.moved(row.step)
-        total, most, least = (bytes_text(row.part * size) for size in (moved.total, moved.per_rank, moved.lower_bound))
-        yield "moves", f"{total} in all, at most {most} to a rank; no plan moves less than {least}"
+        found = moving(self.costs, row)
+        yield from (("moves", line) for line in move_lines(found))
+        if found.how != ROWS:
+            yield "moves", HOW[found.how]
         for value in getattr(row.step, "values", ()):
             readers = [r for r in self.tables.readers(value.expr) if _needs(r.step, row.step.dst)]
             if readers:
@@ -218,7 +241,7 @@ class _Why:
         """Why a step runs where it runs."""
         step, layout = row.step, layout_of(row.step)
         if step.op == "reshard":
-            yield "because", f"{step.model} generates in another layout than it trains in; its weights have changed since"
+            yield "because", self._changed(row)
         elif step.op == "transfer":
             yield "because", "values lie at home, where equations are evaluated, and models take rows in their layouts"
         elif layout:
@@ -226,6 +249,14 @@ class _Why:
             yield "because", f"{model} computes in {layout} ({degrees_text(self.plan.layouts[layout])}); --why {layout}"
         else:
             yield "because", f"at home every rank evaluates its share of the rows, 1 of {self.plan.world}"
+
+    def _changed(self, row: Row) -> str:
+        step, trained = row.step, self.plan.models[row.step.model].optimizer is not None
+        kept = step.src.rpartition(".")[2]
+        other = f"{step.model} generates in another layout than it {'trains' if kept == 'train' else 'scores'} in"
+        if row.section == SETUP:
+            return f"{other}; its weights never change, so once is enough"
+        return f"{other}; its weights may have changed since" if trained else f"{other}; its weights may be other ones"
 
     # ---- costs
 

@@ -46,7 +46,7 @@ def options(machine: Machine, workload: Workload, model: PlacedModel, devices: i
     sizes, asked = sizes_of(model.shape, model.role), model.asked
     if asked.devices not in (0, devices):
         return ()
-    machine = _as_stored(machine, model)
+    machine = as_stored(machine, model)
     found: list[Option] = []
     sampled = samplings(machine, workload, model, devices)
     for degrees in [layout] if layout else train_degrees(machine, sizes, devices):
@@ -56,7 +56,7 @@ def options(machine: Machine, workload: Workload, model: PlacedModel, devices: i
     return tuple(thinned_with_memory(found, machine.usable, near))
 
 
-def _as_stored(machine: Machine, model: PlacedModel) -> Machine:
+def as_stored(machine: Machine, model: PlacedModel) -> Machine:
     """The machine with what `plan:` says of how a model is kept in memory."""
     storage = machine.storage.asked(model.asked.precision, model.asked.optimizer, model.asked.sequence_parallel)
     return machine if storage == machine.storage else dataclasses.replace(machine, storage=storage)
@@ -68,7 +68,7 @@ def _as_asked(degrees: Degrees, asked: tuple[int, int, int]) -> bool:
 
 def symmetric_options(machine: Machine, workload: Workload, model: PlacedModel, degrees: Degrees) -> tuple[Option, ...]:
     """The options of `model` with one layout for all of its calls, generation among them, and nothing offloaded."""
-    machine = _as_stored(machine, model)
+    machine = as_stored(machine, model)
     sampled = samplings(machine, workload, model, degrees.devices, (degrees,))
     ways = _Ways(machine, workload, model, sizes_of(model.shape, model.role), degrees, EXACT, sampled)
     return tuple(option for option in ways.options() if not option.choice.offload)

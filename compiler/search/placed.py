@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Iterator, Mapping, Optional, Sequence
 
 from compiler.constraints import FORWARD, GENERATE, TRAIN, Stage, asked_of_stages
@@ -9,14 +10,18 @@ from compiler.cost.training import FORWARD_TOKENS
 from compiler.execution import executed
 from compiler.machine import Machine
 from compiler.placement import Batching, Placement
-from compiler.plan import Alternative, GroupSpec, LayoutSpec
+from compiler.plan import GroupSpec, LayoutSpec
+from compiler.search.fronts import Fronts
 from compiler.search.options import Choice
 from compiler.search.placement import Found, Group
+from compiler.search.told import runner_up, search_told
 from rlhf_dsl.typed import Checked
 
 
-def placement_of(checked: Checked, machines: Sequence[Machine], found: Found, ranks: Optional[int] = None) -> Placement:
+def placement_of(checked: Checked, fronts: Fronts, found: Found, objective: str,
+                 ranks: Optional[int] = None) -> Placement:
     """ranks: how many are started; only those that have a model unless given."""
+    machines = fronts.machines
     groups = ranks_of(machines, found.groups)
     world = ranks or max(group.first + group.ranks for group in groups)
     choices = {m.model: m.choice for group in found.groups for m in group.models}
@@ -25,9 +30,9 @@ def placement_of(checked: Checked, machines: Sequence[Machine], found: Found, ra
     layouts = {stage.target: executed(_layout(stage, choices[stage.model], groups, stages), stage, stages,
                                       usual[stage.model]) for stage in stages}
     batching = {stage.target: _batching(stage, choices[stage.model]) for stage in stages}
-    others = tuple(Alternative(ranks_of(machines, other.groups), other.iteration_s) for other in found.alternatives)
+    others = tuple(runner_up(fronts, other, functools.partial(ranks_of, machines)) for other in found.alternatives)
     offload = frozenset(model for model, choice in choices.items() if choice.offload)
-    return Placement(world, layouts, batching, groups, others, offload)
+    return Placement(world, layouts, batching, groups, others, offload, search_told(fronts, found, objective))
 
 
 def ranks_of(machines: Sequence[Machine], groups: Sequence[Group]) -> tuple[GroupSpec, ...]:

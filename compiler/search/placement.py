@@ -57,13 +57,19 @@ class Group:
 
 @dataclass(frozen=True)
 class Found:
-    """A placement. stages: seconds by stage, each that of its slowest group."""
+    """A placement. stages: seconds by stage, each that of its slowest group.
+
+    alternatives: the best of other partitions
+    considered: sets on devices that the search looked at; divisions: partitions that differ; feasible: those for which
+    there are devices enough
+    """
 
     groups: tuple[Group, ...]
     stages: tuple[float, ...]
     alternatives: tuple["Found", ...] = ()
     considered: int = 0
-    partitions: int = 0
+    divisions: int = 0
+    feasible: int = 0
     search_s: float = 0.0
 
     @property
@@ -96,7 +102,8 @@ def search(workload: Workload, machines: Sequence[Machine], objective: str = TIM
     if not run.best:
         return None
     first, *others = (run.found(solution) for solution in run.best)
-    return Found(first.groups, first.stages, tuple(others), run.considered, run.seen, time.perf_counter() - began)
+    return Found(first.groups, first.stages, tuple(others), run.considered, run.divisions, run.feasible,
+                 time.perf_counter() - began)
 
 
 @contextmanager
@@ -126,7 +133,8 @@ class _Search:
     fronts: Fronts
     best: list[_Solution] = field(default_factory=list)
     considered: int = 0
-    seen: int = 0
+    divisions: int = 0
+    feasible: int = 0
 
     def __post_init__(self) -> None:
         self.bounds = Bounds(self.fronts)
@@ -144,10 +152,10 @@ class _Search:
         for i, (_, keys) in enumerate(todo):
             ranked.append((self._bound(keys, self.zero, self.bounds.devices, 0), i))
             progress(i, steps, math.inf)
+        self.divisions, self.feasible = len(todo), sum(bound < math.inf for bound, _ in ranked)
         for done, (bound, i) in enumerate(sorted(ranked)):
             if bound >= self.limit:
                 break
-            self.seen += 1
             self._partition(*todo[i])
             progress(len(todo) + done, steps, self._seconds())
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Callable, Mapping, Optional
 
 from compiler.cluster import Cluster
-from compiler.cost.workload import Workload
 from compiler.machine import Machine
 from compiler.placement import Placement
 from compiler.search.asked import require_possible
 from compiler.search.derive import workload_of
+from compiler.search.fronts import Fronts
 from compiler.search.infeasible import MOST_NODES, Need, need
 from compiler.search.placed import placement_of
 from compiler.search.placement import TIME, Found, Progress, search
@@ -42,20 +42,21 @@ class Searched:
         """Raises DiagnosticError P01."""
         machines = some_devices(cluster, ranks) if ranks else cluster.machines
         cluster = dataclasses.replace(cluster, machines=machines)
-        _, found = placement_on(checked, shapes, cluster, self.objective, self.progress)
+        fronts, found = placement_on(checked, shapes, cluster, self.objective, self.progress)
         self.told(found)
-        return placement_of(checked, machines, found, ranks)
+        return placement_of(checked, fronts, found, self.objective, ranks)
 
 
 def placement_on(checked: Checked, shapes: Mapping[str, ModelShape], cluster: Cluster, objective: str = TIME,
-                 progress: Optional[Progress] = None) -> tuple[Workload, Found]:
-    """What the program asks, and the best placement. Raises DiagnosticError P01."""
+                 progress: Optional[Progress] = None) -> tuple[Fronts, Found]:
+    """What the program asks and what that costs, and the best placement. Raises DiagnosticError P01."""
     require_possible(checked, shapes, cluster)
     workload = workload_of(checked, shapes)
-    found = search(workload, cluster.machines, objective, progress=progress)
+    fronts = Fronts(workload, cluster.machines)
+    found = search(workload, cluster.machines, objective, progress=progress, fronts=fronts)
     if found is None:
         raise _infeasible(checked, cluster, need(workload, cluster.machines))
-    return workload, found
+    return fronts, found
 
 
 def some_devices(cluster: Cluster, count: int) -> tuple[Machine, ...]:

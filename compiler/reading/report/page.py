@@ -15,7 +15,7 @@ from compiler.plan import GroupSpec, Plan
 from compiler.reading.report import lanes
 from compiler.reading.report.dataflow import dataflow_of
 from compiler.reading.report.devices import cells_of, cut_of, where
-from compiler.reading.runners_up import groups_text
+from compiler.reading.searched import groups_text
 from compiler.reading.tables import ITERATION, Row, Tables, layout_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text, share_text
 from compiler.resharding.transitions import resolve
