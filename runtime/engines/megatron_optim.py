@@ -3,7 +3,7 @@
 Megatron's own optimizer factory gathers objects over the whole world, which excludes models on some of the ranks, and
 its weight decay needs its scheduler; what remains of it are the few lines here. Megatron keeps gradients in flat
 buffers, cut into buckets. Where the states are cut (ZeRO-1, arXiv 1910.02054), each data shard gets the sum of an equal
-part of each bucket, steps on that part, and all gather the parameters, which lie in buckets likewise.
+part of each bucket, steps on that part, and all gather the parameters in the bucket, whose gradients are used up.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ class Segment:
 class Part:
     """What this rank keeps of a bucket: f32 [size] for each moment.
 
-    ranges: of each parameter of the bucket, its elements in the bucket, the whole over all data shards
+    bucket: its gradients, over all data shards; first: where this part begins in it
+    ranges: of each parameter of the bucket, its elements there
     """
 
+    bucket: Tensor
+    first: int
     ranges: Mapping[str, tuple[int, int]]
     states: Mapping[str, Tensor]
     segments: tuple[Segment, ...] = field(default=())
@@ -69,6 +72,8 @@ class MegatronAdamW:
         self._parameters, self._settings, self._groups = dict(parameters), settings, groups
         self._data_parallels = data_parallels
         self._sharded = data_parallels[0].ddp_config.use_distributed_optimizer
+        if self._sharded:
+            self._lay_apart()
         narrow = any(p.dtype != torch.float32 for p in parameters.values())
         self.moments = (*MOMENTS, MASTER) if narrow else MOMENTS
         self._parts = list(self._cut())
@@ -86,6 +91,14 @@ class MegatronAdamW:
                 }
         self._steps = 0
 
+    def _lay_apart(self) -> None:
+        """Gives each parameter memory of its own again, so that each may give it up alone (`runtime.in_place`)."""
+        for parameter in self._parameters.values():
+            parameter.data = torch.empty_like(parameter.data)
+        for model in self._data_parallels:
+            for buffer in model.buffers:
+                buffer.param_data.untyped_storage().resize_(0)
+
     def _cut(self) -> Iterator[Part]:
         names = {parameter: name for name, parameter in self._parameters.items()}
         for buffer in (buffer for model in self._data_parallels for buffer in model.buffers):
@@ -96,11 +109,11 @@ class MegatronAdamW:
                     names[p]: tuple(place - bucket.offset for place in buffer.param_index_map[p][:2])
                     for p in bucket.params_list
                 }
-                yield self._part(ranges, first, size, bucket.grad_data.device)
+                yield self._part(bucket.grad_data, ranges, first, size)
 
-    def _part(self, ranges: Mapping[str, tuple[int, int]], first: int, size: int, device: torch.device) -> Part:
+    def _part(self, bucket: Tensor, ranges: Mapping[str, tuple[int, int]], first: int, size: int) -> Part:
         """The part [first, first + size) of a bucket."""
-        states = {moment: torch.zeros(size, device=device) for moment in self.moments}
+        states = {moment: torch.zeros(size, device=bucket.device) for moment in self.moments}
         segments = []
         for name, (start, stop) in ranges.items():
             begin, end = max(start, first), min(stop, first + size)
@@ -111,13 +124,13 @@ class MegatronAdamW:
             if MASTER in states:
                 master = states[MASTER][at:at + end - begin].copy_(master)
             segments.append(Segment(name, parameter, begin - start, end - start, at, master))
-        return Part(ranges, states, tuple(segments))
+        return Part(bucket, first, ranges, states, tuple(segments))
 
     # ---- stepping
 
     @torch.no_grad()
     def step(self, lr: float) -> float:
-        """Clips, steps, and writes the parameters. Returns the global gradient norm before clipping."""
+        """Clips, steps, and writes the parameters; gradients are used up. Returns their global norm before clipping."""
         norm, limit = self._norm(), self._settings.max_grad_norm
         if self._segments and 0 < limit < norm:
             torch._foreach_mul_([segment.grad for segment in self._segments], limit / (norm + 1e-6))
@@ -150,9 +163,19 @@ class MegatronAdamW:
         if MASTER in self.moments:
             for segment in self._segments:
                 segment.parameter.view(-1)[segment.start:segment.stop].copy_(segment.master)
-        if self._sharded:
-            for model in self._data_parallels:
-                model.start_param_sync(force_sync=True)
+        for part in self._parts if self._sharded else ():
+            self._share(part)
+
+    def _share(self, part: Part) -> None:
+        """All data shards get the parameters of a bucket, in the memory of their gradients."""
+        dtype, count = next(iter(self._parameters.values())).dtype, part.bucket.numel()
+        whole = part.bucket.view(dtype)[:count]
+        mine = whole[part.first:part.first + count // self._groups.dp.size()]
+        for segment in part.segments:
+            segment.of(mine).copy_(segment.parameter.view(-1)[segment.start:segment.stop])
+        dist.all_gather_into_tensor(whole, mine, group=self._groups.dp)
+        for name, (start, stop) in part.ranges.items():
+            self._parameters[name].view(-1).copy_(whole[start:stop])
 
     # ---- state
 

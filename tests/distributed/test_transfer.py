@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from compiler.shapes import shape_from_config, tensors
-from runtime.hf_folder import write_folder
-from runtime.launch import mpiexec, rank_environment
+from runtime.hf_folder import write_parts
+from tests.distributed.judging import told
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-RANKS = 4
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
     "intermediate_size": 24, "vocab_size": 67, "max_position_embeddings": 64,
@@ -29,30 +22,39 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory) -> dict[str, dict]:
-    models, scratch = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("scratch")
+def models(tmp_path_factory) -> Path:
+    models = tmp_path_factory.mktemp("models")
     for seed, (name, config) in enumerate(MODELS.items()):
         generator = torch.Generator().manual_seed(seed)
         sizes = tensors(shape_from_config(config), "policy")
         weights = {key: torch.randn(size, generator=generator) for key, size in sizes.items()}
-        write_folder(models / name, config, weights, shard_bytes=(1 << 30) if seed else 20_000)
-    command = [mpiexec(), "-n", str(RANKS), sys.executable, "-P", "-m", "mpi4py", "-m", "transfer_cases", str(models)]
-    environment = {**rank_environment(RANKS, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {line["case"]: line for line in lines}
+        write_parts(models / name, config, [weights] if seed else ({key: weights[key]} for key in weights))
+    return models
 
 
-def test_all_cases_ran(cases):
-    assert len(cases) == len(MODELS) * (6 * 13 + 2) + 6 * 8 + 1
+@pytest.fixture(scope="module")
+def cases(models, tmp_path_factory) -> dict[str, dict]:
+    """Of four ranks."""
+    return {line["case"]: line for line in told(4, "transfer_cases", models, tmp_path_factory.mktemp("four") / "mpi")}
 
 
-def test_every_element_arrives_bitwise(cases):
-    assert {name: c["wrong"] for name, c in cases.items() if c["wrong"]} == {}
+@pytest.fixture(scope="module")
+def on_eight(models, tmp_path_factory) -> dict[str, dict]:
+    return {line["case"]: line for line in told(8, "transfer_cases", models, tmp_path_factory.mktemp("eight") / "mpi")}
 
 
-def test_bytes_are_those_of_the_plan(cases):
+def test_all_cases_ran(cases, on_eight):
+    assert len(cases) == len(MODELS) * (6 * 13 + 2) + 6 * 8 + 2 * 2 + 1
+    assert len(on_eight) == 4 * 8 + 4 * 8 + 2
+
+
+def test_every_element_arrives_bitwise(cases, on_eight):
+    assert {name: c["wrong"] for name, c in (*cases.items(), *on_eight.items()) if c["wrong"]} == {}
+
+
+@pytest.mark.parametrize("ranks", ["cases", "on_eight"])
+def test_bytes_are_those_of_the_plan(request, ranks):
+    cases = request.getfixturevalue(ranks)
     assert [name for name, c in cases.items() if c["bytes_differ"]] == []
     moved = [c for c in cases.values() if "moved" in c]
     assert all(c["moved"] == c["planned"] for c in moved)
@@ -73,9 +75,9 @@ def test_bf16_takes_half(cases, model):
     assert cases[f"{name} in bf16"]["moved"] * 2 == cases[name]["moved"] > 0
 
 
-def test_memory_in_place_is_what_is_planned(cases):
+def test_memory_in_place_is_what_is_planned(cases, on_eight):
     """Every allocation counted: weights of both layouts, buffers and what copying makes."""
-    in_place = {name: c for name, c in cases.items() if name.endswith("in place")}
-    assert len(in_place) == 6 * 8
+    in_place = {name: c for name, c in (*cases.items(), *on_eight.items()) if name.endswith("in place")}
+    assert len(in_place) == 6 * 8 + 2 * 2 + 4 * 8 + 2
     for name, case in in_place.items():
         assert 0.95 <= case["emptiest"] <= case["fullest"] <= 1, name

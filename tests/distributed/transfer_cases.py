@@ -9,6 +9,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Iterator
 
 import torch
 from memory import Peak
@@ -18,18 +19,25 @@ from torch import Tensor
 
 from compiler.layout import ModelLayout, generation_layout
 from compiler.resharding import transitions
-from compiler.resharding.gathers import MINIMAL, STRATEGIES, transfer_by
+from compiler.resharding.gathers import MINIMAL, STRATEGIES, ZERO_REDUNDANCY, transfer_by
 from compiler.resharding.redistribute import WeightTransfer, redistribute
 from compiler.resharding.residency import transition_bytes
 from compiler.shapes import shape_from_config
 from compiler.weights import WeightLayout
 from runtime import meshes
+from runtime.engines.base import AdamW, Execution
+from runtime.engines.megatron import MegatronEngine
+from runtime.engines.sampler import SamplerEngine
 from runtime.hf_folder import HFFolder
 from runtime.in_place import InPlace
 from runtime.transfer import WeightMover
 
 comm = MPI.COMM_WORLD
-TRAINING = [(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (1, 4, 1)]  # (tp, pp, dp)
+TRAINING = {  # (tp, pp, dp) by the number of ranks
+    4: [(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1), (1, 4, 1)],
+    8: [(2, 2, 2), (4, 1, 2), (1, 4, 2), (4, 2, 1)],
+}[comm.size]
+TRAINED = {4: [(2, 1, 2), (1, 2, 2)], 8: [(2, 2, 2)]}[comm.size]  # of these, in engines
 SMALL_BUCKET = 4000  # bytes: cuts the embedding, and needs many exchanges
 
 
@@ -91,9 +99,8 @@ def model_cases(mesh: meshes.Mesh, folder: Path) -> None:
         targets["disk pp2"] = WeightLayout(shape, "policy", ModelLayout((3, 1), pp=2), "disk")
         for target, dst in targets.items():
             move(mesh, f"{name} to {target}", src, dst, source, canonical, torch.float32)
-        for n in (1, 2):
-            for strategy in (s for s in STRATEGIES if s != MINIMAL):
-                dst = WeightLayout(shape, "policy", transitions.ORDERS[strategy](train, n), "torch")
+        for (n, strategy), dst in generation_layouts(src):
+            if strategy != MINIMAL:
                 move(mesh, f"{name} to torch tp{n} by {strategy}", src, dst, source, canonical, torch.float32, strategy)
         move(mesh, f"{name} to torch tp2 in bf16", src, targets["torch tp2"], source, canonical, torch.bfloat16)
         back = garbage(targets["torch tp2"], torch.float32)
@@ -112,27 +119,65 @@ def sets_case(mesh: meshes.Mesh, folder: Path, name: str, train: ModelLayout, ge
     move(mesh, name, src, dst, source, canonical, torch.float32)
 
 
-def memory_cases(mesh: meshes.Mesh, folder: Path) -> None:
-    """Twice to generation and back in place: training has its weights as before, and memory is what is planned."""
-    shape, hf, everyone = shape_from_config(folder), HFFolder(folder), tuple(range(comm.size))
+def generation_layouts(src: WeightLayout) -> Iterator[tuple[tuple[int, str], WeightLayout]]:
+    """By tp and strategy."""
+    for n, strategy in itertools.product((1, 2), STRATEGIES):
+        order = transitions.ORDERS[strategy](src.layout, n)
+        yield (n, strategy), WeightLayout(src.shape, "policy", order, "torch")
+
+
+def eight_ranks_cases(mesh: meshes.Mesh, folder: Path) -> None:
+    """To generation by every strategy."""
+    shape, hf = shape_from_config(folder), HFFolder(folder)
+    canonical = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
     for tp, pp, dp in TRAINING:
-        train = ModelLayout(everyone, tp, pp, dp)
-        src = WeightLayout(shape, "policy", train, "megatron")
-        for n, strategy in itertools.product((1, 2), STRATEGIES):
-            dst = WeightLayout(shape, "policy", transitions.ORDERS[strategy](train, n), "torch")
-            transfer = transfer_by(strategy, src, dst)
-            mesh.make(transfer.groups)
-            training, generating = garbage(src, torch.float32), garbage(dst, torch.float32)
-            hf.read_into(training, src, comm.rank)
-            before = {name: tensor.clone() for name, tensor in training.items()}
-            right = {name: tensor.clone() for name, tensor in generating.items()}
-            WeightMover(transfer, comm.rank, groups=mesh.group).move(training, right)
-            bound = transition_bytes(transfer, comm.rank, SMALL_BUCKET)
-            wrong, most = in_place(mesh, transfer, (training, generating), (before, right), bound)
-            held = transfer.peak_bytes(comm.rank)
-            report(f"{folder.name} tp{tp} pp{pp} dp{dp} to tp{n} by {strategy} in place", wrong, False,
-                   fullest=comm.allreduce(most / bound, op=MPI.MAX), emptiest=comm.allreduce(most / bound, op=MPI.MIN),
-                   over_weights=comm.allreduce((bound - held) / held, op=MPI.MAX))
+        src = WeightLayout(shape, "policy", ModelLayout(tuple(range(comm.size)), tp, pp, dp), "megatron")
+        source = garbage(src, torch.float32)
+        hf.read_into(source, src, comm.rank)
+        for (n, strategy), dst in generation_layouts(src):
+            name = f"{folder.name} tp{tp} pp{pp} dp{dp} to torch tp{n} by {strategy}"
+            move(mesh, name, src, dst, source, canonical, torch.float32, strategy)
+
+
+def memory_cases(mesh: meshes.Mesh, folder: Path) -> None:
+    """Of tensors that have memory of their own."""
+    shape, hf = shape_from_config(folder), HFFolder(folder)
+    for tp, pp, dp in TRAINING:
+        src = WeightLayout(shape, "policy", ModelLayout(tuple(range(comm.size)), tp, pp, dp), "megatron")
+        training = garbage(src, torch.float32)
+        hf.read_into(training, src, comm.rank)
+        for (n, strategy), dst in generation_layouts(src):
+            ends = training, garbage(dst, torch.float32)
+            name = f"{folder.name} tp{tp} pp{pp} dp{dp} to tp{n} by {strategy}"
+            transition(mesh, name, transfer_by(strategy, src, dst), ends)
+
+
+def engine_cases(mesh: meshes.Mesh, folder: Path) -> None:
+    """Of engines, whose parameters lie as these lay them."""
+    shape, hf = shape_from_config(folder), HFFolder(folder)
+    settings, everyone = AdamW((0.9, 0.95), 1e-8, 0.0, 1.0), tuple(range(comm.size))
+    for degrees, sharded in itertools.product(TRAINED, (False, True)):
+        train = ModelLayout(everyone, *degrees)
+        generate = transitions.ORDERS[ZERO_REDUNDANCY](train, 1)
+        trainer = MegatronEngine(shape, "policy", train, mesh, settings, Execution(sharded_optimizer=sharded))
+        trainer.load(hf)
+        sampler = SamplerEngine(shape, generate, comm.rank)
+        src, dst = WeightLayout(shape, "policy", train, "megatron"), WeightLayout(shape, "policy", generate, "torch")
+        name = f"{folder.name} engines of tp{train.tp} pp{train.pp} dp{train.dp}{' sharded' * sharded}"
+        transition(mesh, name, transfer_by(ZERO_REDUNDANCY, src, dst), (trainer.export(), sampler.weights))
+
+
+def transition(mesh: meshes.Mesh, name: str, transfer: WeightTransfer, ends: tuple[dict, dict]) -> None:
+    """Twice to generation and back in place: training has its weights as before, and memory is what is planned."""
+    mesh.make(transfer.groups)
+    before, right = ({name: tensor.clone() for name, tensor in end.items()} for end in ends)
+    WeightMover(transfer, comm.rank, groups=mesh.group).move(before, right)
+    bound = transition_bytes(transfer, comm.rank, SMALL_BUCKET)
+    wrong, most = in_place(mesh, transfer, ends, (before, right), bound)
+    held = transfer.peak_bytes(comm.rank)
+    report(f"{name} in place", wrong, False,
+           fullest=comm.allreduce(most / bound, op=MPI.MAX), emptiest=comm.allreduce(most / bound, op=MPI.MIN),
+           over_weights=comm.allreduce((bound - held) / held, op=MPI.MAX))
 
 
 def in_place(mesh: meshes.Mesh, transfer: WeightTransfer, ends: tuple[dict, dict], right: tuple[dict, dict],
@@ -171,15 +216,21 @@ def subgroup_case(folder: Path) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    mesh = meshes.Mesh(meshes.start(comm), [])
+    everyone = tuple(range(comm.size))
+    made = [ModelLayout(everyone, *degrees) for degrees in TRAINED]
+    mesh = meshes.Mesh(meshes.start(comm), made)
     folders = sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir())
-    for folder in folders:
+    for folder in folders if comm.size == 4 else ():
         model_cases(mesh, folder)
         sets_case(mesh, folder, f"{folder.name} to other ranks", ModelLayout((0, 1), tp=2), ModelLayout((2, 3), dp=2))
         overlapping = ModelLayout((0, 1, 2), pp=3), ModelLayout((1, 2, 3), dp=3)
         sets_case(mesh, folder, f"{folder.name} to some of the same ranks", *overlapping)
+    if comm.size == 4:
+        subgroup_case(folders[0])
+    else:
+        eight_ranks_cases(mesh, folders[0])
     memory_cases(mesh, folders[-1])
-    subgroup_case(folders[0])
+    engine_cases(mesh, folders[-1])
     torch.distributed.destroy_process_group()
 
 
