@@ -201,20 +201,20 @@ def _resumed_difference(mesh: meshes.Mesh, expected: Expected, batch: Sequences,
 def main() -> None:
     torch.set_num_threads(1)
     job, batch = meshes.start(comm), rows()
-    further = [SAMPLING, *(mode.layout for mode in MODES), TP2_DP2, TP2_PP2, PP2_DP2, PP2, TP2]
-    further = further if comm.size == 4 else []
+    further = [mode.layout for mode in MODES]
+    further += [SAMPLING, TP2_DP2, TP2_PP2, PP2_DP2, PP2, TP2] if comm.size == 4 else []
     mesh = meshes.Mesh(job, [layout for scenario in SCENARIOS for layout in layouts(scenario)] + further)
     folder = Path(sys.argv[1])
-    scenarios = SCENARIOS if comm.size == 4 else SCENARIOS[:2]
+    scenarios = [s for s in SCENARIOS if layouts(s) or s.name in {mode.scenario for mode in MODES}]
     references = [reference(s, batch, str(folder / s.name)) for s in scenarios] if comm.rank == 0 else None
     references = comm.bcast(references, root=0)
     for scenario, expected in zip(scenarios, references):
         for layout in layouts(scenario):
             run_mode(mesh, Mode(scenario.name, layout), scenario, expected, batch)
+        for mode in (mode for mode in MODES if mode.scenario == scenario.name):
+            run_mode(mesh, mode, scenario, expected, batch)
     if comm.size == 4:
         for scenario, expected in zip(scenarios, references):
-            for mode in (mode for mode in MODES if mode.scenario == scenario.name):
-                run_mode(mesh, mode, scenario, expected, batch)
             if scenario.role == "policy" and layouts(scenario):
                 run_sampler(mesh, scenario, expected, batch)
         for scenario, expected in zip(scenarios, references):

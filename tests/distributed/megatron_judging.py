@@ -26,6 +26,9 @@ from runtime.transfer import WeightMover
 comm = MPI.COMM_WORLD
 TP2_DP2, PP2_DP2, TP2_PP2 = (ModelLayout((0, 1, 2, 3), *degrees) for degrees in ((2, 1, 2), (1, 2, 2), (2, 2, 1)))
 TP2, PP2 = ModelLayout((0, 1), 2, 1, 1), ModelLayout((0, 1), 1, 2, 1)
+EIGHT = tuple(range(8))
+TP2_PP2_DP2, TP4_DP2 = ModelLayout(EIGHT, 2, 2, 2), ModelLayout(EIGHT, 4, 1, 2)
+TP2_PP2_DP2_CHUNKS, PP4_DP2_CHUNKS = ModelLayout(EIGHT, 2, 2, 2, chunks=2), ModelLayout(EIGHT, 1, 4, 2, chunks=2)
 PP2_DP2_CHUNKS = ModelLayout((0, 1, 2, 3), 1, 2, 2, chunks=2)
 PP4_CHUNKS = ModelLayout((0, 1, 2, 3), 1, 4, 1, chunks=2)
 SEQUENCE, SHARDED = Execution(sequence_parallel=True), Execution(sharded_optimizer=True)
@@ -50,7 +53,7 @@ class Mode:
         return " ".join([self.scenario, degrees, *(word for word, on in words.items() if on)])
 
 
-MODES = (
+FOUR_RANKS = (
     Mode("qwen2 policy, tied", TP2_DP2, BOTH, recompute=True),
     Mode("qwen2 policy, tied", PP2_DP2, SHARDED),
     Mode("qwen2 policy, tied", TP2_PP2, SEQUENCE, recompute=True),
@@ -62,6 +65,15 @@ MODES = (
     Mode("llama policy, 9 layers", PP4_CHUNKS),
     Mode("mistral policy, window", PP2_DP2, SHARDED, recompute=True),
 )
+EIGHT_RANKS = (
+    Mode("llama policy", TP2_PP2_DP2, BOTH, recompute=True),
+    Mode("llama policy", TP4_DP2, BOTH),
+    Mode("qwen2 policy, tied", TP2_PP2_DP2_CHUNKS, BOTH),
+    Mode("llama policy, 1 kv head", TP2_PP2_DP2, SEQUENCE),
+    Mode("llama policy, 5 layers", TP2_PP2_DP2_CHUNKS, SHARDED, recompute=True),
+    Mode("llama policy, 9 layers", PP4_DP2_CHUNKS, SHARDED),
+)
+MODES = {4: FOUR_RANKS, 8: EIGHT_RANKS}[comm.size]
 
 
 def box(start, stop) -> tuple[slice, ...]:
@@ -131,9 +143,9 @@ def layouts(scenario: Scenario) -> list[ModelLayout]:
     ranks = tuple(range(comm.size))
     degrees = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1), (4, 1, 1)]
     if comm.size == 8:
-        degrees = [(2, 2, 2), (1, 4, 2)]
-    if scenario is not SCENARIOS[0]:
-        degrees = [d for d in degrees if d in ((2, 1, 2), (2, 2, 1), (1, 2, 2), (2, 2, 2))]
+        degrees = {0: [(2, 2, 2), (1, 4, 2)], 1: [(2, 2, 2)]}.get(SCENARIOS.index(scenario), [])
+    elif scenario is not SCENARIOS[0]:
+        degrees = [d for d in degrees if d in ((2, 1, 2), (2, 2, 1), (1, 2, 2))]
     if "kv head" in scenario.name:
         degrees = [d for d in degrees if d[0] == 2]
     if "3 layers" in scenario.name:

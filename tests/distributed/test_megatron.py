@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from runtime.launch import mpiexec, rank_environment
+from tests.distributed.judging import told
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-# Of `rounding` the unit is how far Hugging Face in bf16 is off, of `masters` the learning rate; savings are what is left.
+# Of `rounding` the unit is how far Hugging Face in bf16 is off, of `masters` the learning rate; savings are what is
+# left.
 BOUNDS = {
     "results": 2e-5, "norm": 1e-5, "weights": 1e-5, "folder": 0, "rounding": 2, "bf16 norm": 0.01, "masters": 0.5,
     "states, sharded": 0.55, "activations, sequence": 0.95, "activations, recompute": 0.2,
@@ -33,23 +28,25 @@ FOUR_RANKS = [
     "qwen2 policy, tied tp2 pp2 dp1 sequence recompute", "qwen2 policy, tied tp1 pp2 dp2 chunks2",
     "qwen3 policy tp2 pp1 dp2 sequence sharded", "qwen3 value, 1 kv head tp2 pp2 dp1 sequence",
     "llama scorer, llama3 rope tp2 pp1 dp2 sequence recompute", "llama policy, 9 layers tp1 pp4 dp1 chunks2",
-    "llama policy, 5 layers tp1 pp2 dp2 chunks2 sharded recompute", "mistral policy, window tp1 pp2 dp2 sharded recompute",
+    "llama policy, 5 layers tp1 pp2 dp2 chunks2 sharded recompute",
+    "mistral policy, window tp1 pp2 dp2 sharded recompute",
     *(f"sampler, {model}" for model in (
         "llama policy", "qwen2 policy, tied", "llama policy, 1 kv head", "llama policy, 3 layers",
         "llama policy, tied, linear rope", "qwen3 policy", "mistral policy, window",
     )),
     "bf16, llama policy", "bf16, qwen3 policy", "savings", "empty shard", "alternating", "two batches", "checkpoint",
 ]
-EIGHT_RANKS = ["llama policy tp2 pp2 dp2", "llama policy tp1 pp4 dp2", "qwen2 policy, tied tp2 pp2 dp2"]
+EIGHT_RANKS = [
+    "llama policy tp2 pp2 dp2", "llama policy tp1 pp4 dp2", "qwen2 policy, tied tp2 pp2 dp2",
+    "llama policy tp2 pp2 dp2 sequence sharded recompute", "llama policy tp4 pp1 dp2 sequence sharded",
+    "qwen2 policy, tied tp2 pp2 dp2 chunks2 sequence sharded", "llama policy, 1 kv head tp2 pp2 dp2 sequence",
+    "llama policy, 5 layers tp2 pp2 dp2 chunks2 sharded recompute", "llama policy, 9 layers tp1 pp4 dp2 chunks2 sharded",
+]
 
 
 def run(ranks: int, scratch: Path) -> dict[str, dict]:
     """Differences by case."""
-    command = [mpiexec(), "-n", str(ranks), sys.executable, "-P", "-m", "mpi4py", "-m", "megatron_cases"]
-    environment = {**rank_environment(ranks, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
-    done = subprocess.run([*command, str(scratch)], capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = told(ranks, "megatron_cases", scratch, scratch / "mpi")
     print(*lines, sep="\n")
     return {line.pop("case"): line for line in lines}
 
@@ -64,9 +61,18 @@ def eight(tmp_path_factory) -> dict[str, dict]:
     return run(8, tmp_path_factory.mktemp("eight"))
 
 
+def test_every_case_is_judged(four):
+    assert set(four) == set(FOUR_RANKS)
+
+
 @pytest.mark.parametrize("case", FOUR_RANKS)
 def test_four_ranks(four, case):
     check(four[case])
+
+
+@pytest.mark.slow
+def test_every_case_of_eight_ranks_is_judged(eight):
+    assert set(eight) == set(EIGHT_RANKS)
 
 
 @pytest.mark.slow
