@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 from compiler.cluster import Cluster
 from compiler.compile import compile_program
 from compiler.machine import SINGLE, Engine, Machine, Reached
+from compiler.offloading import with_offloading
 from compiler.plan import Plan
 from rlhf_dsl.frontend import load, loads
 from rlhf_dsl.typed import Checked
@@ -49,6 +51,12 @@ def checked_text(tmp_path: Path, text: str, **overrides: str) -> Checked:
 
 def compiled(tmp_path: Path, text: str, ranks: int | None = 2, cluster: Cluster = CLUSTER, **overrides: str) -> Plan:
     return compile_program(checked_text(tmp_path, text, **overrides), cluster, ranks)
+
+
+def offloaded(plan: Plan, *models: str) -> Plan:
+    """The plan that a search would have made which offloads these models, or all."""
+    asked = {name: dataclasses.replace(spec, offload=name in (models or plan.models)) for name, spec in plan.models.items()}
+    return with_offloading(dataclasses.replace(plan, models=asked))
 
 
 def shipped(tmp_path: Path, name: str, **overrides: str) -> Checked:

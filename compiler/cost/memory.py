@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Iterable
@@ -38,30 +39,29 @@ def memory(setting: Setting, member: str) -> Memory:
 
 
 def _memory(setting: Setting, model: str) -> Memory:
+    cache = 0.0 if setting.is_apart(f"{model}.generate") else _caches(setting, f"{model}.generate")
+    activations = max(_training(setting, model), _scoring(setting, model))
+    return dataclasses.replace(_held(setting, model), cache=cache, activations=activations)
+
+
+def _held(setting: Setting, model: str) -> Memory:
+    """Without what its calls make."""
     layout = setting.home_layout(model)
     if layout is None:
         return Memory(0.0)
     placed = setting.placed(layout)
     trained = setting.plan.models[model].optimizer is not None
-    cache = 0.0 if setting.is_apart(f"{model}.generate") else _caches(setting, f"{model}.generate")
     return Memory(training.weight_bytes(*placed), trained * training.gradient_bytes(*placed),
-                  trained * training.state_bytes(*placed), _generation(setting, model), cache,
-                  max(_training(setting, model), _scoring(setting, model)))
+                  trained * training.state_bytes(*placed), _generation(setting, model))
 
 
 def idle(setting: Setting, model: str) -> float:
-    """Bytes that a member holds while others work; what may lie in the host's memory does."""
+    """Bytes that a member holds while others work: nothing of what is offloaded."""
     if setting.is_apart(model):
         return training.weight_bytes(*setting.placed(model))
-    layout, spec = setting.home_layout(model), setting.plan.models[model]
-    if layout is None:
-        return 0.0
-    placed = setting.placed(layout)
-    kept = 0.0 if placed[0].storage.in_place else _generation(setting, model)
-    if spec.optimizer is None:
-        return kept + training.weight_bytes(*placed) * (not spec.offload)
-    states = training.gradient_bytes(*placed) + training.state_bytes(*placed)
-    return kept + training.weight_bytes(*placed) + states * (not spec.offload)
+    found, came = _held(setting, model), _brought(setting, model)
+    beside = 0.0 if setting.is_in_place(model) else found.generation
+    return found.total - found.generation + beside - came.total
 
 
 def peak(setting: Setting, members: Iterable[str]) -> float:
@@ -74,26 +74,43 @@ def _work(setting: Setting, model: str) -> float:
     """Bytes beside those that a member holds while it is idle, in the call that needs most."""
     if setting.is_apart(model):
         return memory(setting, model).cache
-    found, spec = memory(setting, model), setting.plan.models[model]
-    fetched = (found.gradients + found.optimizer if spec.optimizer else found.weights) * spec.offload
-    home = setting.home_layout(model)
-    in_place = home is not None and setting.placed(home)[0].storage.in_place
-    return max(_training(setting, model) + fetched, _scoring(setting, model) + fetched * (not spec.optimizer),
-               found.cache + found.generation * in_place)
+    found, came = memory(setting, model), _brought(setting, model)
+    states = came.gradients + came.optimizer
+    return max(_training(setting, model) + came.weights + states, _scoring(setting, model) + came.weights + came.generation,
+               found.cache + came.weights + _beside(setting, model))
+
+
+def _brought(setting: Setting, model: str) -> Memory:
+    """What comes for a model's calls and leaves after them."""
+    found = _held(setting, model)
+    sampler = found.generation * (f"{model}.generate" in setting.offloaded)
+    if setting.home_layout(model) not in setting.offloaded:
+        return Memory(0.0, generation=sampler)
+    return dataclasses.replace(found, generation=sampler)
+
+
+def _beside(setting: Setting, model: str) -> float:
+    """Weights that are there while the model generates, and not while others work, beside those of its home."""
+    return _generation(setting, model) if setting.is_in_place(model) else _brought(setting, model).generation
 
 
 def sequences(setting: Setting, step: Any) -> int:
     """Rows of a replica that a Generate step has at once: as many as fit, in waves that are as even as can be."""
     machine, sizes, degrees = setting.placed(step.layout)
     call = setting.call(step)
-    member = step.layout if setting.is_apart(step.layout) else step.model
+    rows = math.ceil(call.rows / degrees.dp)
+    most = room(setting, step) // generation.cache_bytes(machine, sizes, degrees, call, 1)
+    return math.ceil(rows / math.ceil(rows / max(1, min(most, rows))))
+
+
+def room(setting: Setting, step: Any) -> float:
+    """Bytes that a Generate step has for keys and values on each rank, beside all that is there."""
+    machine, member = setting.placed(step.layout)[0], step.layout if setting.is_apart(step.layout) else step.model
     group = next((g.members for g in setting.plan.groups if member in g.members), tuple(setting.plan.models))
     kept = sum(idle(setting, name) for name in group)
-    if machine.storage.in_place:
-        kept += _generation(setting, step.model)
-    rows = math.ceil(call.rows / degrees.dp)
-    most = (machine.usable - kept) // generation.cache_bytes(machine, sizes, degrees, call, 1)
-    return math.ceil(rows / math.ceil(rows / max(1, min(most, rows))))
+    if member == step.model:
+        kept += _brought(setting, member).weights + _beside(setting, member)
+    return machine.usable - kept
 
 
 def _generation(setting: Setting, model: str) -> float:

@@ -33,7 +33,8 @@ class CostModel(Setting):
 
     def estimate(self, step: Any, part: float = 1.0) -> Estimate:
         made = {"generate": self._generate, "forward": self._forward, "train": self._train, "update": self._update,
-                "optimizer": self._optimizer, "transfer": self._transfer, "reshard": self._reshard}
+                "optimizer": self._optimizer, "transfer": self._transfer, "reshard": self._reshard,
+                "reload": self._hosted, "offload": self._hosted}
         return made.get(step.op, self._local)(step, part)
 
     def _update(self, loop: UpdateLoop, part: float) -> Estimate:
@@ -51,22 +52,15 @@ class CostModel(Setting):
     def _forward(self, step: Any, part: float) -> Estimate:
         placed, call = self.placed(step.layout), self.call(step, part)
         found = training.forward_time(*placed, call, self.samples(step, call))
-        spec = self.plan.models[step.model]
-        fetched = training.weight_bytes(*placed) if spec.offload and spec.optimizer is None else 0.0
         rows = training.minibatch_rows(placed[2], call)
-        return Reasons(*placed).passes(found, rows, call.length, 1, self._around(step, placed[0]),
-                                       (host_time(placed[0], fetched), fetches(fetched)))
+        return Reasons(*placed).passes(found, rows, call.length, 1, self._around(step, placed[0]))
 
     def _train(self, step: Any, part: float) -> Estimate:
         """Forward and backward; data shards sum gradients in the optimizer's step."""
         placed, call = self.placed(step.layout), self.call(step, part)
         rows, micro = training.minibatch_rows(placed[2], call), self.micro(step, call)
         found = training.passes_time(*placed, rows, micro, call.length)
-        moved = 0.0
-        if self.plan.models[step.model].offload:
-            moved = 2 * training.state_bytes(*placed) / self.times(step)
-        return Reasons(*placed).passes(found, rows, call.length, 3 + micro.recompute, self._around(step, placed[0]),
-                                       (host_time(placed[0], moved), fetches(moved)))
+        return Reasons(*placed).passes(found, rows, call.length, 3 + micro.recompute, self._around(step, placed[0]))
 
     def _around(self, step: Any, machine: Machine) -> tuple[float, str]:
         """What the host does for a call, once an iteration and each time."""
@@ -84,6 +78,9 @@ class CostModel(Setting):
         received = generation.transition_bytes(sizes, train, generate, machine.storage.weight)
         return Reasons(machine, sizes, train).transition(
             generation.transition_time(machine, sizes, train, generate), received)
+
+    def _hosted(self, step: Any, part: float) -> Estimate:
+        return estimate((host_time(self.placed(step.layout)[0], step.bytes), fetches(step.bytes, step.op == "reload")))
 
     def _transfer(self, step: Any, part: float) -> Estimate:
         most, machine = part * self.moved(step).per_rank, self.machine()

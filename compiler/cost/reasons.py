@@ -87,5 +87,5 @@ class Reasons:
         return self.machine.intra * self.machine.reached.links
 
 
-def fetches(size: float) -> str:
-    return f"{bytes_text(size)} from and to the host's memory"
+def fetches(size: float, back: bool) -> str:
+    return f"{bytes_text(size)} {'from' if back else 'to'} the host's memory"

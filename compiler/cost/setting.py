@@ -15,6 +15,7 @@ from compiler.cost.sizes import Sizes, sizes_of
 from compiler.cost.training import Micro
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call
 from compiler.machine import Machine, Storage
+from compiler.offloading import Offloading, shares_memory
 from compiler.plan import Plan
 from compiler.proof.wellformed import shape_of
 from compiler.shapes import parameters
@@ -47,18 +48,19 @@ class Setting:
         """What is kept of the model, and in how many bits, is as the plan says."""
         model, spec = layout.rpartition(".")[0], self.plan.layouts[layout]
         optimizer = "sharded" if spec.sharded_optimizer else "replicated"
-        storage = Storage(in_place=self._in_place(model)).asked(spec.precision, optimizer, spec.sequence_parallel)
+        storage = Storage(in_place=self.is_in_place(model)).asked(spec.precision, optimizer, spec.sequence_parallel)
         machine = dataclasses.replace(self.machine(layout if self.is_apart(layout) else model), storage=storage)
         return machine, self.sizes(model), Degrees(spec.tp, spec.pp, spec.dp)
 
-    def _in_place(self, model: str) -> bool:
-        """Whether the weights of training and generation take turns in one memory: those that a run changes, in one
-        precision, in engines that let them."""
-        home, spec = self.home_layout(model), self.plan.layouts.get(f"{model}.generate")
-        if home is None or spec is None or self.plan.models[model].optimizer is None or self.plan.run.lag:
-            return False
-        alike = spec.precision == self.plan.layouts[home].precision and spec.engine in ("", "torch")
-        return alike and spec.within == home
+    def is_in_place(self, model: str) -> bool:
+        """Whether the weights of training and generation take turns in one memory."""
+        home, generate = self.home_layout(model), f"{model}.generate"
+        return home is not None and generate in self.plan.layouts and shares_memory(self.plan, home, generate)
+
+    @cached_property
+    def offloaded(self) -> frozenset[str]:
+        """The layouts that leave their ranks while others work."""
+        return frozenset(Offloading(self.plan).layouts)
 
     def is_apart(self, layout: str) -> bool:
         """Whether a layout samples on ranks of its own."""

@@ -18,8 +18,7 @@ from compiler.search.thinning import EXACT, Near, thinned, thinned_with_memory
 
 
 class Choice(NamedTuple):
-    """The layouts of a model. offload: weights of a frozen model, or states of an optimizer, lie in the host's memory
-    while the model is idle. sequences: of a generation replica at once."""
+    """The layouts of a model. offload: it lies in the host's memory while others work. sequences: of a generation replica at once."""
 
     layout: Degrees
     micro: Optional[Micro] = None
@@ -137,11 +136,11 @@ class _Ways(NamedTuple):
         weights, kept = self._weights, base.resident + train.resident
         times = tuple(map(sum, zip(base.times, train.times, generate.times)))
         work = max(base.work, train.work, generate.work)
-        if offload and not self.model.trained:
+        if offload:
             loaded = host_time(self.machine, weights)
             extra = [0.0] * len(times)
             for i, call in self.workload.calls(self.model.name):
-                extra[i] += loaded * call.counted
+                extra[i] += loaded * (call.counted and call.kind != TRAIN)
             times, kept, work = tuple(map(sum, zip(times, extra))), kept - weights, work + weights
         if kept + work > self.machine.usable:
             return
@@ -201,12 +200,18 @@ class _Ways(NamedTuple):
         return min(asked.micro_batch or math.inf, by_tokens)
 
     def _offloaded(self, train: Option) -> Option:
-        """With states that come and go with each call, and gradients that live only in between."""
-        moved = 2 * host_time(self.machine, self._states)
+        """With all that comes and goes for an update, and weights that leave with the rest."""
         times = list(train.times)
         for i, call in self.workload.calls(self.model.name):
-            times[i] += moved * (call.kind == TRAIN)
+            times[i] += host_time(self.machine, self._swapped(i, call)) * (call.kind == TRAIN)
         return train._replace(times=tuple(times), resident=0.0, work=train.work + train.resident)
+
+    def _swapped(self, stage: int, call: Call) -> float:
+        """Bytes from and to the host in an update: if it trains several models, these take turns in each mini-batch
+        (`compiler.offloading`)."""
+        alone = sum(other.kind == TRAIN for other in self.workload.stages[stage].calls) == 1
+        times = 1 if alone else call.epochs * call.minibatches
+        return times * 2 * (self._weights + self._states)
 
     @property
     def _gradients(self) -> float:
