@@ -134,9 +134,26 @@ def test_models_on_ranks_of_their_own_compute_between_two_walls(tmp_path):
     loop = next(s for s in plan.steps if isinstance(s, UpdateLoop))
     body = [step for step in kinds(loop.body) if step != "step"]
     first = body.index("train actor")
-    assert body[first - 2:first + 2] == [
-        "transfer update/train actor", "transfer update/train critic", "train actor", "train critic"]
-    assert body[-2:] == ["optimizer actor", "optimizer critic"]
+    assert body[first - 2:first + 4] == [
+        "transfer update/train actor", "transfer update/train critic",
+        "train actor", "optimizer actor", "train critic", "optimizer critic"]
+
+
+CURRENT = """
+update(epochs=2, minibatches=2):
+    train actor to maximize mean(exp(actor.logprobs(y) - logp_old) * stop(critic.values(y)))
+    train critic to minimize mean((critic.values(y) - r) ** 2)
+"""
+
+
+def test_a_model_steps_after_all_that_it_computes_in_the_mini_batch(tmp_path):
+    """The actor's objective takes the critic's current values, so the critic computes twice before it steps."""
+    start, rest = PPO.split("update(", 1)
+    text = start + CURRENT.lstrip() + rest[rest.index("plan:"):]
+    plan: Plan = compile_program(checked_text(tmp_path, text), CLUSTER, 4)
+    loop = next(s for s in plan.steps if isinstance(s, UpdateLoop))
+    body = [step for step in kinds(loop.body) if not step.startswith("transfer") and step != "step"]
+    assert body == ["forward critic", "train actor", "optimizer actor", "train critic", "optimizer critic"]
 
 
 def test_nothing_passes_a_keep(tmp_path):

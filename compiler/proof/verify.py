@@ -289,15 +289,16 @@ def _ahead_faults(plan: Plan) -> Iterator[str]:
 
 
 def _training_faults(plan: Plan) -> Iterator[str]:
-    """In a mini-batch: outputs before any optimizer step, and one such step for each model that was trained."""
+    """In a mini-batch: one optimizer step for each model that was trained, and all of its outputs before it."""
     for loop in (s for s in plan.steps if isinstance(s, UpdateLoop)):
         trained = [s.model for s in loop.body if s.op == "train"]
         stepped = [s.model for s in loop.body if s.op == "optimizer"]
         if sorted(trained) != sorted(stepped) or len(set(trained)) != len(trained):
             yield f"`{loop.name}` trains {', '.join(trained) or 'nothing'} and steps {', '.join(stepped) or 'nothing'}"
-        first = next((i for i, s in enumerate(loop.body) if s.op == "optimizer"), len(loop.body))
-        if any(s.op not in ("optimizer", "reload", "offload") for s in loop.body[first:]):
-            yield f"`{loop.name}` computes something after an optimizer step"
+        at = {s.model: i for i, s in enumerate(loop.body) if s.op == "optimizer"}
+        for i, step in enumerate(loop.body):
+            if step.op in ("forward", "train") and i > at.get(step.model, i):
+                yield f"`{loop.name}` computes `{step.name}` of {step.model} after its optimizer step"
         if any(plan.models[m].optimizer is None for m in stepped):
             yield f"`{loop.name}` steps a model without an optimizer"
 

@@ -1,4 +1,4 @@
-"""An update section: epochs over mini-batches, each of which trains every model once and then steps them all."""
+"""An update section: epochs over mini-batches, each of which trains and steps every model once."""
 
 from __future__ import annotations
 
