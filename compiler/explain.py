@@ -94,7 +94,7 @@ class _Text:
             seconds = self.spans[id(step)].end - self.spans[id(step)].start
         cost = f"{seconds_text(seconds):>11}" + (f"{seconds / self.total:7.1%}" if share and self.total else "")
         left = f"{margin}{told(step)}"
-        if len(left) >= STEP:
+        if len(left) > STEP - 2:
             yield left
             left = ""
         place, ranks = self.place(row)

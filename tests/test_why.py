@@ -6,15 +6,23 @@ import json
 
 import pytest
 
+from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
 from compiler.cost import CostModel, iteration_seconds
 from compiler.plan import Plan
 from compiler.proof.verify import walk
+from compiler.proof.wellformed import shape_of
+from compiler.reading.moves import HOW
+from compiler.reading.searched import bounds_of, runners_up, terms
 from compiler.reading.tables import Tables, rows_of, title_of
+from compiler.reading.units import plural, seconds_text
 from compiler.reading.why import why, why_json, why_text
+from compiler.resharding.transitions import weight_transfer
+from compiler.search.program import Searched
 from rlhf_dsl.cli import main
 from rlhf_dsl.diagnostics import DiagnosticError
-from tests.compiling import CLUSTER, compiled, model_folder, shipped
+from rlhf_dsl.frontend import loads
+from tests.compiling import CLUSTER, PROGRAMS, compiled, model_folder, shipped
 from tests.test_explain import PPO
 
 
@@ -123,3 +131,65 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
         assert (found["format"], found["kind"], found["name"]) == ("rlflow.why/1", "layout", "critic.train")
     assert main(["explain", "p.plan.json", "--why", "kl", "-s", "b=4"]) == 2
     assert "R0156" in capsys.readouterr().err
+
+
+# ---- strategies, and what the search saw -----------------------------------------------------------
+
+ORDER = {
+    "zero_redundancy": ("at intervals", "each rank's shard there is part of its shard here", "nothing twice"),
+    "minimal": ("at intervals", "each rank's shard there is part of its shard here", "nothing twice"),
+    "vanilla": ("one after another", "stay beside it", "beside the new shard"),
+    "all_gather": ("one after another", "stay beside it", "beside the new shard"),
+}
+
+
+@pytest.mark.parametrize("strategy", ORDER)
+def test_a_layout_is_explained_by_its_strategy(tmp_path, strategy):
+    layouts = f"plan:\n    actor.train: parallel(tp=4)\n    actor.generate: parallel(tp=2), reshard({strategy})\n"
+    plan = compiled(tmp_path, PPO.split("plan:")[0] + layouts, 4)
+    found, (at, inside, twice) = facts(plan, "actor.generate"), ORDER[strategy]
+    assert at in found["order"][0] and inside in found["order"][0]
+    assert HOW[strategy.replace("_", "-")] in found["weights"][0] and twice in found["weights"][2]
+    step = next(s for s in walk(plan) if s.op == "reshard")
+    transfer = weight_transfer(shape_of(plan, "actor"), "policy", plan.layouts, step.src, step.dst)
+    assert (max(map(transfer.redundant_bytes, transfer.ranks)) > 0) == ("stay beside it" in found["order"][0])
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> tuple:
+    """PPO with four 7B models where a search puts them on 128 devices: (plan, cluster)."""
+    cluster = read_cluster(PROGRAMS / "clusters" / "a100-16x8.toml")
+    text = PPO.split("plan:")[0].replace('"MODEL"', '"catalog:llama-2-7b"').replace("dim b = 8", "dim b = 1024")
+    return compile_program(loads(text.replace("t <= 16", "t <= 512"), {}), cluster, placer=Searched()), cluster
+
+
+def test_runners_up_say_which_term_makes_them_one(searched):
+    plan, cluster = searched
+    lines = why_json(why(plan, cluster, "actor"))["facts"]["runners-up"]
+    best = sum(plan.search.stages.values())
+    assert len(lines) == 2 * len(plan.alternatives)
+    for other, line in zip(runners_up(plan), lines[1::2]):
+        assert sum(other.stages.values()) == pytest.approx(other.iteration_s)
+        assert other.iteration_s >= best * (1 - 1e-9)
+        changes = {name: terms(other)[name] - terms(plan.search).get(name, 0.0) for name in terms(other)}
+        most = max(changes, key=lambda name: abs(changes[name]))
+        if "as good as" not in line:
+            assert f"{most} {seconds_text(abs(changes[most]))} {'more' if changes[most] > 0 else 'less'}" in line
+
+
+def test_numbers_of_devices_are_bound_by_what_fewer_and_more_would_do(searched):
+    plan, cluster = searched
+    found = why_json(why(plan, cluster, "critic"))["facts"]["devices"]
+    group, bounds = next(g for g in plan.groups if "critic" in g.models), bounds_of(plan, "critic")
+    assert f"fit on {plural(bounds.least, 'rank')} at least" in found[1] or "fits on" in found[1]
+    best = sum(plan.search.stages.values())
+    for other in bounds.others:
+        assert other.ranks != group.ranks
+        line = next(line for line in found if line.startswith(f"on {other.ranks}"))
+        if other.stages and sum(other.stages.values()) > best * 1.01:
+            assert " more" in line
+
+
+def test_where_nothing_was_searched_nothing_is_said_of_it(plan):
+    assert plan.search is None and "runners-up" not in facts(plan, "actor")
+    assert facts(plan, "actor")["devices"] == ["ranks 0-3, shared with ref, critic, reward"]

@@ -13,7 +13,10 @@ from compiler.cost.moved import Moved, moved
 from compiler.cost.reasons import Reasons, fetches
 from compiler.cost.setting import Setting
 from compiler.machine import Machine
+from compiler.proof.wellformed import shape_of
 from compiler.reading.units import bytes_text
+from compiler.resharding.gathers import ALL_GATHER, VANILLA
+from compiler.resharding.transitions import weight_transfer
 from compiler.steps import UpdateLoop
 
 
@@ -75,12 +78,23 @@ class CostModel(Setting):
     def _reshard(self, step: Any, part: float) -> Estimate:
         machine, sizes, train = self.placed(step.src)
         generate = self.placed(step.dst)[2]
+        if self.is_apart(step.dst) or step.strategy in (VANILLA, ALL_GATHER):
+            return Reasons(machine, sizes, train).transition(self._by_links(step, machine), self.moved(step).per_rank)
         received = generation.transition_bytes(sizes, train, generate, machine.storage.weight)
         return Reasons(machine, sizes, train).transition(
             generation.transition_time(machine, sizes, train, generate), received)
 
     def _hosted(self, step: Any, part: float) -> Estimate:
         return estimate((host_time(self.placed(step.layout)[0], step.bytes), fetches(step.bytes, step.op == "reload")))
+
+    def _by_links(self, step: Any, machine: Machine) -> float:
+        """Seconds in which the rank that gets most has it over the links of its node, and nodes theirs over their own."""
+        shape, role = shape_of(self.plan, step.model), self.plan.models[step.model].role
+        transfer, each = weight_transfer(shape, role, self.plan.layouts, step.src, step.dst), machine.devices_per_node
+        most, (_, far) = self.moved(step).per_rank, transfer.bytes_crossing(each)
+        between = far / max(1, len(transfer.ranks) // each) / machine.node if far else 0.0
+        return (machine.inter_latency if far else machine.intra_latency) + (
+            most / machine.intra + between) / machine.reached.links + stream(machine, 2 * most)
 
     def _transfer(self, step: Any, part: float) -> Estimate:
         most, machine = part * self.moved(step).per_rank, self.machine()

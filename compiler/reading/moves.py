@@ -26,7 +26,7 @@ class Moving:
     """Bytes of one time. how: the strategy of weights, or "rows"
 
     most: to a rank; least: what no plan with these layouts does without; near, far: inside and between nodes
-    peak: weights of both layouts on the fullest rank meanwhile; twice: of the source's shard outside the destination's
+    peak: weights of both layouts on the fullest rank meanwhile; twice: of the source's shard outside the destination's, where a rank has both
     """
 
     how: str
@@ -40,10 +40,10 @@ class Moving:
 
     @property
     def links(self) -> str:
-        """`2.0 MB inside nodes, 14.6 MB between`"""
-        if not self.far:
-            return "inside nodes"
-        return f"{bytes_text(self.near)} inside nodes, {bytes_text(self.far)} between" if self.near else "between nodes"
+        """`14.6 MB between nodes`, `all inside nodes`"""
+        if not self.far or not self.near:
+            return f"all {'between' if self.far else 'inside'} nodes"
+        return f"{bytes_text(self.far)} between nodes"
 
 
 def moving(costs: CostModel, row: Row) -> Moving:
@@ -55,8 +55,9 @@ def moving(costs: CostModel, row: Row) -> Moving:
     plan, step = costs.plan, row.step
     shape, role = shape_of(plan, step.model), plan.models[step.model].role
     transfer = weight_transfer(shape, role, plan.layouts, step.src, step.dst)
+    both = set(transfer.src.layout.ranks) & set(transfer.dst.layout.ranks)
     return Moving(step.strategy, *amounts, *transfer.bytes_crossing(_node(costs)),
-                  max(map(transfer.peak_bytes, transfer.ranks)), max(map(transfer.redundant_bytes, transfer.ranks)))
+                  max(map(transfer.peak_bytes, transfer.ranks)), max(map(transfer.redundant_bytes, both), default=0))
 
 
 def _links_of_rows(costs: CostModel, total: float) -> tuple[float, float]:
@@ -75,8 +76,7 @@ def move_lines(found: Moving) -> Iterator[str]:
     if not found.total:
         yield "nothing crosses ranks"
         return
-    far = f"{bytes_text(found.far)} between nodes" if found.near and found.far else f"all {found.links}"
-    yield (f"{bytes_text(found.total)} in all, {far}; at most {bytes_text(found.most)} to a rank"
+    yield (f"{bytes_text(found.total)} in all, {found.links}; at most {bytes_text(found.most)} to a rank"
            + (f"; no plan moves less than {bytes_text(found.least)}" if found.least else ""))
     if found.how != ROWS:
         twice = f", {bytes_text(found.twice)} of it beside the new shard" if found.twice else ", nothing twice"

@@ -42,16 +42,20 @@ def search_lines(plan: Plan) -> Iterator[str]:
     if search is None:
         yield "layouts: as `plan:` says; what it leaves open is data parallelism over all ranks"
         return
-    room = "all" if search.feasible == search.divisions else f"{search.feasible}"
-    yield (f"layouts: found by the search for {FOR.get(search.objective, search.objective)}: "
-           f"{plural(search.divisions, 'way')} to divide the models into sets,")
-    yield f"{room} with devices enough; {plural(search.considered, 'allocation')} of devices considered"
+    yield f"layouts: found by the search for {FOR.get(search.objective, search.objective)}"
+    yield search_counts(search)
     if plan.alternatives:
         yield "the best of each division, stage after stage; where groups need not wait, the estimate above is less"
     columns = list(dict.fromkeys(name for one in (search, *plan.alternatives) for name in terms(one)))
     yield f"  {'an iteration':>12}" + "".join(f"{c:>13}" for c in columns) + f"{'memory':>11}  groups"
     yield _row(columns, search, sum(search.stages.values()), groups_of(plan)) + "  (this plan)"
     yield from (_row(columns, other, other.iteration_s, other.groups) for other in runners_up(plan))
+
+
+def search_counts(search: SearchSpec) -> str:
+    room = "all" if search.feasible == search.divisions else f"{search.feasible}"
+    return (f"{plural(search.divisions, 'way')} to divide the models into sets, {room} with devices enough; "
+            f"{plural(search.considered, 'allocation')} of devices considered")
 
 
 def _row(columns: list[str], one: SearchSpec | Alternative, total: float, groups: Iterable[GroupSpec]) -> str:

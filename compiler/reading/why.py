@@ -150,7 +150,7 @@ class _Why:
         yield from self._model_costs(name)
         memory = self.costs.memory(name)
         parts = {f.name: getattr(memory, f.name) for f in dataclasses.fields(memory)}
-        yield "memory", f"{bytes_text(memory.total)} on the fullest rank, of {bytes_text(self.cluster.device.memory)}"
+        yield "memory", f"{bytes_text(memory.total)} on the fullest rank, of {bytes_text(self.costs.machine(name).memory)}"
         yield from (("", f"{bytes_text(size)} {part}") for part, size in parts.items() if size)
         if spec.offload:
             yield "memory", "while idle it may lie in the host's memory"
@@ -169,7 +169,7 @@ class _Why:
     def _model_costs(self, name: str) -> Facts:
         rows = [r for r in self.tables.rows if r.section == ITERATION and _model_of(self.plan, r.step) == name]
         spent = {id(r): r.times * self.costs.seconds(r.step, r.part) for r in rows}
-        yield "estimate", f"{seconds_text(sum(spent.values()))} of an iteration's {seconds_text(self.total)}"
+        yield "estimate", f"{seconds_text(sum(spent.values()))} of work in an iteration of {seconds_text(self.total)}"
         for row in sorted(rows, key=lambda r: -spent[id(r)]):
             if spent[id(row)] >= self.total / 1000:
                 share = share_text(spent[id(row)], self.total)

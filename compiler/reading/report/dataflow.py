@@ -37,12 +37,13 @@ class _Flow:
         rollout: list[Any] = []
         for step in self.plan.steps:
             if not isinstance(step, UpdateLoop):
-                rollout.append(step)
+                rollout += [] if getattr(step, "ahead", 0) else [step]
                 continue
             yield ITERATION if len(rollout) else "", tuple(rollout)
             rollout = []
             yield f"{step.name}, once", step.before
             yield f"{step.name}, {plural(step.epochs * step.minibatches, 'mini-batch', 'mini-batches')}", step.body
+        yield "for the next iteration", tuple(step for step in self.plan.steps if getattr(step, "ahead", 0))
         updates = any(isinstance(step, UpdateLoop) for step in self.plan.steps)
         yield "after the updates" if updates else ITERATION, tuple(rollout)
         for section in self.plan.evals:

@@ -15,10 +15,10 @@ from compiler.plan import GroupSpec, Plan
 from compiler.reading.report import lanes
 from compiler.reading.report.dataflow import dataflow_of
 from compiler.reading.report.devices import cells_of, cut_of, where
-from compiler.reading.searched import groups_text
-from compiler.reading.tables import ITERATION, Row, Tables, layout_of
+from compiler.reading.moves import moving
+from compiler.reading.searched import groups_text, runners_up, search_counts, size_lines, terms
+from compiler.reading.tables import ITERATION, Row, Tables, layout_of, microbatches
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text, share_text
-from compiler.resharding.transitions import resolve
 from compiler.steps import HOME, UpdateLoop
 from compiler.templating import environment
 
@@ -52,13 +52,14 @@ class _Page:
             "cells": self.cells(), "groups": [self.group(i) for i in range(len(groups_of(plan)))],
             "memory": list(self.memory()), "parts": [f.name for f in dataclasses.fields(Memory)],
             "transfers": list(self.transfers()), "runners_up": list(self.runners_up()),
+            "stage_names": self.stage_names, "searched": self.searched(),
             "picture": picture(dataflow_of(plan)), "steps": list(self.steps()), "lines": list(self.lines()),
             "assumed": f"prompts of {self.costs.prompt_tokens:g} tokens", "is_whole": bool(self.program),
         }
 
     def cards(self) -> Iterator[tuple[str, str, str]]:
         yield "an iteration", seconds_text(self.lanes.seconds), "estimated, from the first step to the end of the last"
-        yield "ranks", str(self.plan.world), f"{plural(len(groups_of(self.plan)), 'group')} of models"
+        yield "ranks", str(self.plan.world), f"in {plural(len(groups_of(self.plan)), 'group')}"
         fullest = max(groups_of(self.plan), key=lambda g: self.costs.peak(g.members), default=None)
         if fullest is not None:
             yield self._memory_card(fullest)
@@ -74,7 +75,7 @@ class _Page:
 
     def timeline(self) -> dict[str, Any]:
         scale = WIDTH / self.lanes.seconds if self.lanes.seconds else 0.0
-        groups = [(", ".join(g.members), ranks_text(range(g.first, g.first + g.ranks))) for g in groups_of(self.plan)]
+        groups = [(", ".join(g.members), ranks_text(range(g.first, g.last + 1))) for g in groups_of(self.plan)]
         return {
             "lanes": [{"models": models, "ranks": ranks, "busy": share_text(_busy(blocks), self.lanes.seconds),
                        "blocks": [self._block(b, scale) for b in blocks if b.end > b.start]}
@@ -100,7 +101,7 @@ class _Page:
 
     def group_ranks(self, number: int) -> str:
         group = groups_of(self.plan)[number]
-        return ranks_text(range(group.first, group.first + group.ranks)).split(" ", 1)[1]
+        return ranks_text(range(group.first, group.last + 1)).split(" ", 1)[1]
 
     # ---- devices
 
@@ -121,12 +122,9 @@ class _Page:
     def _layout(self, name: str) -> dict[str, Any]:
         spec, (model, _, stage) = self.plan.layouts[name], name.rpartition(".")
         lines = self.plan.constraints.get(name, ())
-        why = f"line {', '.join(map(str, lines))}" if lines else "the search" if self.plan.alternatives else "left open"
-        steps = [row.step for row in self.tables.rows if layout_of(row.step) == name]
-        sizes = {plural(s.micro_batch, "sample") for s in steps if getattr(s, "micro_batch", 0)}
-        sizes |= {"layers computed again" for s in steps if getattr(s, "recompute", False)}
+        why = f"line {', '.join(map(str, lines))}" if lines else "the search" if self.plan.search else "left open"
         return {"model": model, "stage": stage, "colour": self.colour[model], "degrees": degrees_text(spec),
-                "cut": cut_of(spec), "why": why, "micro": ", ".join(sorted(sizes)) or "-",
+                "cut": cut_of(spec), "why": why, "micro": ", ".join(microbatches(self.tables, name)).removeprefix("micro-batches of ") or "-",
                 "offload": self.plan.models[model].offload}
 
     # ---- memory
@@ -155,33 +153,39 @@ class _Page:
         """Those that move anything, the longest first."""
         spent = {id(row): row.times * self.costs.seconds(row.step, row.part) for row in self._moves()}
         for row in sorted(self._moves(), key=lambda r: -spent[id(r)]):
-            moved = self.costs.moved(row.step)
-            if not moved.total:
+            found = moving(self.costs, row)
+            if not found.total:
                 continue
-            weights = row.step.op == "reshard"
-            value = row.step.name if weights else ", ".join(v.name for v in row.step.values)
+            value = row.step.name if row.step.op == "reshard" else ", ".join(v.name for v in row.step.values)
             yield {"value": value, "src": row.step.src, "dst": row.step.dst, "times": str(row.times),
-                   "total": bytes_text(row.part * moved.total), "most": bytes_text(row.part * moved.per_rank),
-                   "least": bytes_text(row.part * moved.lower_bound), "link": self._link(row.step),
-                   "how": getattr(row.step, "strategy", "rows"), "seconds": seconds_text(spent[id(row)])}
-
-    def _link(self, step: Any) -> str:
-        """The slowest that a move crosses: rows come from all ranks, weights stay with their group."""
-        ranks = range(self.plan.world)
-        if step.op == "reshard":
-            ranks = sorted({*resolve(self.plan.layouts, step.src).ranks, *resolve(self.plan.layouts, step.dst).ranks})
-        each = self.plan.world if self.cluster.is_local else self.cluster.devices_per_node
-        return "between nodes" if ranks[0] // each != ranks[-1] // each else "inside a node"
+                   "total": bytes_text(found.total), "most": bytes_text(found.most), "least": bytes_text(found.least),
+                   "link": found.links, "how": found.how, "seconds": seconds_text(spent[id(row)]),
+                   "peak": bytes_text(found.peak) if found.peak else "-"}
 
     def runners_up(self) -> Iterator[dict[str, Any]]:
-        """The plan, then the search's other divisions of the models, as bars to one scale."""
-        found = [(self.lanes.seconds, groups_text(groups_of(self.plan)), True)]
-        found += [(a.iteration_s, groups_text(a.groups), False) for a in self.plan.alternatives]
-        longest = max(seconds for seconds, *_ in found) or 1.0
-        for seconds, text, is_plan in sorted(found[1:]) and [found[0], *sorted(found[1:])]:
-            more = 100 * (seconds / self.lanes.seconds - 1)
-            yield {"text": text, "seconds": seconds_text(seconds), "width": f"{100 * seconds / longest:.1f}",
-                   "more": "this plan" if is_plan else f"{more:+.1f} %"}
+        """The plan's groups as the search sees them, then its other divisions of the models, as bars to one scale."""
+        if self.plan.search is None:
+            return
+        found = [(sum(self.plan.search.stages.values()), self.plan.search, groups_of(self.plan))]
+        found += [(other.iteration_s, other, other.groups) for other in runners_up(self.plan)]
+        (best, _, chosen), longest = found[0], max(seconds for seconds, *_ in found) or 1.0
+        for seconds, one, groups in found:
+            stages = [seconds_text(terms(one)[name]) if name in terms(one) else "-" for name in self.stage_names]
+            yield {"text": groups_text(groups), "seconds": seconds_text(seconds), "width": f"{100 * seconds / longest:.1f}",
+                   "stages": stages, "memory": bytes_text(one.memory),
+                   "more": "this plan" if groups is chosen else f"{100 * (seconds / best - 1 if best else 0):+.1f} %"}
+
+    @property
+    def stage_names(self) -> list[str]:
+        seen = (self.plan.search, *self.plan.alternatives) if self.plan.search else ()
+        return list(dict.fromkeys(name for one in seen for name in terms(one)))
+
+    def searched(self) -> dict[str, Any]:
+        """What the search looked at, and what fewer and more ranks would do to each group."""
+        if self.plan.search is None:
+            return {}
+        groups = ((", ".join(b.models), list(size_lines(self.plan, b.models[0]))) for b in self.plan.search.bounds)
+        return {"counts": search_counts(self.plan.search), "sizes": [{"models": m, "lines": lines} for m, lines in groups]}
 
     def steps(self) -> Iterator[dict[str, Any]]:
         for row in self.tables.rows:
