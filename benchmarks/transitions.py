@@ -5,7 +5,8 @@
     python benchmarks/transitions.py MODEL 1  # one transition by each strategy instead of five
 
 Weights are bf16. All strategies of a number of ranks run in one job, in turn, so that what else the machine does meets
-them alike; printed are medians of the slowest rank, and each as a multiple of zero redundancy.
+them alike; printed are medians of the slowest rank, each as a multiple of zero redundancy, and the processor time of all
+ranks together, on which other work bears less.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def main(model: str = "", runs: str = "5") -> None:
     for ranks in SETTINGS:
         chosen = model or largest(ranks)
         print(f"{chosen} in bf16 on {ranks} ranks, {told(ranks)}; median of {runs} transitions in turn", flush=True)
-        print(f"  {'strategy':16}{'seconds':>9}{'of zero redundancy':>20}{'GB received in all':>20}")
-        for strategy, (seconds, ratio, size) in measured(chosen, ranks, runs).items():
-            print(f"  {strategy:16}{seconds:9.3f}{ratio:20.2f}{size / 1e9:20.2f}")
+        print(f"  {'strategy':16}{'seconds':>9}{'of zero redundancy':>20}{'processor seconds':>19}"
+              f"{'GB received in all':>20}")
+        for strategy, (seconds, ratio, busy, size) in measured(chosen, ranks, runs).items():
+            print(f"  {strategy:16}{seconds:9.3f}{ratio:20.2f}{busy:19.2f}{size / 1e9:20.2f}")
 
 
 def told(ranks: int) -> str:
@@ -51,8 +53,8 @@ def largest(ranks: int) -> str:
     return max((name for name in MODELS if sizes[name] < free / 2), key=sizes.get, default=MODELS[0])
 
 
-def measured(model: str, ranks: int, runs: str) -> dict[str, tuple[float, float, int]]:
-    """By strategy: seconds, as a multiple of zero redundancy's, bytes that all ranks receive."""
+def measured(model: str, ranks: int, runs: str) -> dict[str, tuple[float, float, float, int]]:
+    """By strategy: seconds, as a multiple of zero redundancy's, of all processors, bytes that all ranks receive."""
     from runtime.launch import mpiexec, rank_environment
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -62,9 +64,9 @@ def measured(model: str, ranks: int, runs: str) -> dict[str, tuple[float, float,
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    base = statistics.median(found["zero-redundancy"]["seconds"])
-    medians = {name: statistics.median(one["seconds"]) for name, one in found.items()}
-    return {name: (medians[name], medians[name] / base, one["bytes"]) for name, one in found.items()}
+    took, busy = ({name: statistics.median(one[of]) for name, one in found.items()} for of in ("seconds", "busy"))
+    return {name: (took[name], took[name] / took["zero-redundancy"], busy[name], one["bytes"])
+            for name, one in found.items()}
 
 
 # ---- one rank --------------------------------------------------------------------------------------
@@ -94,16 +96,18 @@ def on_a_rank(model: str, runs: int) -> None:
         transfer = transfer_by(strategy, src, dst, BF16)
         mesh.make(transfer.groups)
         movers[strategy] = WeightMover(transfer, comm.rank, groups=mesh.group, dtype=torch.bfloat16)
-        found[strategy] = {"seconds": [], "bytes": transfer.total_bytes}
+        found[strategy] = {"seconds": [], "busy": [], "bytes": transfer.total_bytes}
     sizes = WeightLayout(shape, "policy", ORDERS[STRATEGIES[0]](train, tp), "torch").local_tensors(comm.rank)
     into = {name: torch.zeros(size, dtype=torch.bfloat16) for name, size in sizes.items()}
     for run in range(runs + 1):  # the first warms up
         for strategy, mover in movers.items():
             comm.Barrier()
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             mover.move(source, into)
-            took = comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
-            found[strategy]["seconds"] += [took] if run else []
+            worked, took = time.process_time() - worked, time.perf_counter() - began
+            times = comm.allreduce(took, op=MPI.MAX), comm.allreduce(worked)
+            for what, seconds in zip(("seconds", "busy"), times):
+                found[strategy][what] += [seconds] if run else []
     if comm.rank == 0:
         print(json.dumps(found), flush=True)
     torch.distributed.destroy_process_group()

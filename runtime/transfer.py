@@ -24,7 +24,8 @@ class WeightMover:
 
     groups: the process group of a set of ranks, ascending, that gathers (`transfer.groups`); not asked if none does
     dtype: what travels; source values are rounded to it, destinations convert it to theirs.
-    bucket_bytes: bound on what a rank sends, and on what it receives, in one exchange.
+    bucket_bytes: bound on what a rank sends, and on what it receives, in one round. Buffers serve one round after the
+    other; between moves there are none.
     bytes_sent, bytes_received: by this rank to and from others, since it was made; what it gathers or broadcasts counts
     once for each other rank of its group.
     Raises ValueError if the group lacks ranks of the plan, or `dtype` is not as wide as the plan says.
@@ -35,17 +36,18 @@ class WeightMover:
         groups: Optional[Callable[[tuple[int, ...]], dist.ProcessGroup]] = None, dtype: torch.dtype = torch.float32,
         bucket_bytes: int = BUCKET_BYTES, device: str = "cpu",
     ) -> None:
-        peers = dist.get_process_group_ranks(group)
+        peers = tuple(dist.get_process_group_ranks(group))
         if not set(transfer.ranks) <= set(peers):
-            raise ValueError(f"the transfer needs ranks {transfer.ranks}, the group has {tuple(peers)}")
+            raise ValueError(f"the transfer needs ranks {transfer.ranks}, the group has {peers}")
         if dtype.itemsize != transfer.itemsize:
             raise ValueError(f"the plan counts {transfer.itemsize} bytes an element, {dtype} has {dtype.itemsize}")
         self.transfer = transfer
-        self._wire = Wire(rank, tuple(peers), group, groups, dtype, torch.device(device))
+        self._wire, self._dtype, self._device = Wire(rank, group, groups), dtype, torch.device(device)
         self._covered = covered_elements(transfer.dst.pieces(rank))
         self._sizes = transfer.dst.local_tensors(rank)
         ends = Regions(transfer.src.pieces(rank)), Regions(transfer.dst.pieces(rank))
-        self._steps = [step_of(one, *ends, self._wire) for one in rounds(transfer, rank, bucket_bytes)]
+        self._steps = [step_of(one, *ends, rank) for one in rounds(transfer, rank, bucket_bytes)]
+        self._room = max((step.room for step in self._steps), default=0)
         self._first = _events(reversed(list(enumerate(step.written for step in self._steps))), self._sizes)
         self._last = _events(enumerate(step.read for step in self._steps), transfer.src.local_tensors(rank))
         self.bytes_sent = self.bytes_received = 0
@@ -62,13 +64,15 @@ class WeightMover:
         """
         for name, size in self._sizes.items():
             check_size(name, destination[name], size)
+        room = torch.empty(self._room, dtype=self._dtype, device=self._device)
         for i in range(-1, len(self._steps)):
             for name in self._first.get(i, ()):
                 if arrives is not None:
                     arrives(name)
                 clear_padding(destination[name], self._covered.get(name, 0))
             if i >= 0:
-                sent, received = self._steps[i].run(source, destination, self._wire)
+                step = self._steps[i]
+                sent, received = step.run(source, destination, self._wire, room[:step.room])
                 self.bytes_sent += sent
                 self.bytes_received += received
             for name in self._last.get(i, ()) if left is not None else ():

@@ -19,24 +19,32 @@ from compiler.resharding.gathers import Share
 from compiler.resharding.redistribute import Move
 from compiler.resharding.rounds import AllGather, Broadcast, Copy, Exchange, Round
 from compiler.weights import Piece
+from runtime.messages import swap
 
 Tensors = Mapping[str, Tensor]
+Sizes = Mapping[int, int]
 Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class Wire:
-    """How this rank reaches others. peers: the ranks of `group` in its order; groups: of ranks that gather."""
+    """How this rank reaches others. group: that all of them are in; groups: of ranks that gather."""
 
     rank: int
-    peers: tuple[int, ...]
     group: Optional[dist.ProcessGroup]
     groups: Optional[Callable[[tuple[int, ...]], dist.ProcessGroup]]
-    dtype: torch.dtype
-    device: torch.device
 
-    def buffer(self, elements: int) -> Tensor:
-        return torch.empty(elements, dtype=self.dtype, device=self.device)
+    def all_gather(self, slots: Tensor, ranks: tuple[int, ...]) -> None:
+        """Fills slots[i] from ranks[i], whose own slot is full. slots: contiguous, a row for each rank.
+
+        gloo's own all-gather fills memory of its own and copies out of it; here each rank sends to each.
+        """
+        group, own = self.groups(ranks), slots[ranks.index(self.rank)]
+        if dist.get_backend(group) == dist.Backend.NCCL:
+            dist.all_gather_single(slots.flatten(), own, group=group)
+            return
+        others = {rank: slot for rank, slot in zip(ranks, slots) if rank != self.rank}
+        swap(dict.fromkeys(others, own), others, group)
 
 
 @dataclass(frozen=True)
@@ -85,41 +93,43 @@ class Arrival(NamedTuple):
 
 
 class Step(Protocol):
+    """room: elements of the buffers that it needs; `run` gets as much, of the type that travels."""
+
     read: frozenset[str]
     written: frozenset[str]
+    room: int
 
-    def run(self, source: Tensors, destination: Tensors, wire: Wire) -> tuple[int, int]: ...
+    def run(self, source: Tensors, destination: Tensors, wire: Wire, room: Tensor) -> tuple[int, int]: ...
 
 
-def step_of(one: Round, source: Regions, target: Regions, wire: Wire) -> Step:
+def step_of(one: Round, source: Regions, target: Regions, rank: int) -> Step:
     """The round `one` on this rank, whose local tensors `source` and `target` know."""
     if isinstance(one, Copy):
         return _Copy([(source.find(move), target.find(move)) for move in one.moves])
     if isinstance(one, AllGather):
-        mine = one.shares[one.ranks.index(wire.rank)]
+        mine = one.shares[one.ranks.index(rank)]
         everything = [share for shares in one.shares for share in shares]
         return _AllGather(one.ranks, [source.find(s) for s in mine], _arrivals(everything, target), _elements(mine))
     if isinstance(one, Broadcast):
-        send = [source.find(s) for s in one.shares] if one.root == wire.rank else []
+        send = [source.find(s) for s in one.shares] if one.root == rank else []
         return _Broadcast(one.ranks, one.root, send, _arrivals(one.shares, target), _elements(one.shares))
-    return _exchange(one, source, target, wire.peers)
+    return _exchange(one, source, target)
 
 
 class _Step:
     """send: regions in the order of the buffer that leaves; arrivals: of the one that comes."""
 
-    def __init__(self, send: Sequence[Region], arrivals: Sequence[Arrival]) -> None:
-        self.send, self.arrivals = send, arrivals
+    def __init__(self, send: Sequence[Region], arrivals: Sequence[Arrival], room: int) -> None:
+        self.send, self.arrivals, self.room = send, arrivals, room
         self.read = frozenset(region.local for region in send)
         self.written = frozenset(region.local for arrival in arrivals for region, _ in arrival.parts)
 
-    def pack(self, source: Tensors, buffer: Tensor) -> Tensor:
+    def pack(self, source: Tensors, buffer: Tensor) -> None:
         offset = 0
         for region in self.send:
             values = region.of(source)
             buffer[offset:offset + values.numel()].view(values.shape).copy_(values)
             offset += values.numel()
-        return buffer
 
     def unpack(self, buffer: Tensor, destination: Tensors) -> None:
         for offset, size, parts in self.arrivals:
@@ -129,73 +139,77 @@ class _Step:
 
 
 class _Copy:
+    room = 0
+
     def __init__(self, pairs: Sequence[tuple[Region, Region]]) -> None:
         self.pairs = pairs
         self.read, self.written = (frozenset(pair[end].local for pair in pairs) for end in (0, 1))
 
-    def run(self, source: Tensors, destination: Tensors, wire: Wire) -> tuple[int, int]:
+    def run(self, source: Tensors, destination: Tensors, wire: Wire, room: Tensor) -> tuple[int, int]:
         for here, there in self.pairs:
             there.of(destination).copy_(here.of(source))
         return 0, 0
 
 
 class _AllGather(_Step):
-    """each: elements that every rank of the group gives."""
+    """each: elements that every rank of the group gives. A rank packs what it gives where it shall arrive."""
 
     def __init__(self, ranks: tuple[int, ...], send: Sequence[Region], arrivals: Sequence[Arrival], each: int) -> None:
-        super().__init__(send, arrivals)
-        self.ranks, self.each = ranks, each
+        super().__init__(send, arrivals, len(ranks) * each)
+        self.ranks = ranks
 
-    def run(self, source: Tensors, destination: Tensors, wire: Wire) -> tuple[int, int]:
-        outgoing = self.pack(source, wire.buffer(self.each))
-        incoming = wire.buffer(self.each * len(self.ranks))
-        dist.all_gather_into_tensor(incoming, outgoing, group=wire.groups(self.ranks))
-        self.unpack(incoming, destination)
-        return (incoming.nbytes - outgoing.nbytes,) * 2
+    def run(self, source: Tensors, destination: Tensors, wire: Wire, room: Tensor) -> tuple[int, int]:
+        slots = room.view(len(self.ranks), -1)
+        own = slots[self.ranks.index(wire.rank)]
+        self.pack(source, own)
+        wire.all_gather(slots, self.ranks)
+        self.unpack(room, destination)
+        return (room.nbytes - own.nbytes,) * 2
 
 
 class _Broadcast(_Step):
     def __init__(
         self, ranks: tuple[int, ...], root: int, send: Sequence[Region], arrivals: Sequence[Arrival], elements: int
     ) -> None:
-        super().__init__(send, arrivals)
-        self.ranks, self.root, self.elements = ranks, root, elements
+        super().__init__(send, arrivals, elements)
+        self.ranks, self.root = ranks, root
 
-    def run(self, source: Tensors, destination: Tensors, wire: Wire) -> tuple[int, int]:
-        buffer = self.pack(source, wire.buffer(self.elements))
-        dist.broadcast(buffer, self.root, group=wire.groups(self.ranks))
-        self.unpack(buffer, destination)
-        return (buffer.nbytes * (len(self.ranks) - 1), 0) if self.root == wire.rank else (0, buffer.nbytes)
+    def run(self, source: Tensors, destination: Tensors, wire: Wire, room: Tensor) -> tuple[int, int]:
+        self.pack(source, room)
+        dist.broadcast(room, self.root, group=wire.groups(self.ranks))
+        self.unpack(room, destination)
+        return (room.nbytes * (len(self.ranks) - 1), 0) if self.root == wire.rank else (0, room.nbytes)
 
 
 class _Exchange(_Step):
-    """splits: elements by peer, of the buffer that leaves and of the one that comes."""
+    """sent, received: elements by peer, as they lie in the buffers that leave and come."""
 
-    def __init__(
-        self, send: Sequence[Region], arrivals: Sequence[Arrival], splits: tuple[list[int], list[int]]
-    ) -> None:
-        super().__init__(send, arrivals)
-        self.splits = splits
+    def __init__(self, send: Sequence[Region], arrivals: Sequence[Arrival], sent: Sizes, received: Sizes) -> None:
+        super().__init__(send, arrivals, sum(sent.values()) + sum(received.values()))
+        self.sent, self.received = sent, received
 
-    def run(self, source: Tensors, destination: Tensors, wire: Wire) -> tuple[int, int]:
-        outgoing, incoming = (wire.buffer(sum(split)) for split in self.splits)
+    def run(self, source: Tensors, destination: Tensors, wire: Wire, room: Tensor) -> tuple[int, int]:
+        outgoing, incoming = room.tensor_split([sum(self.sent.values())])
         self.pack(source, outgoing)
-        dist.all_to_all_single(incoming, outgoing, self.splits[1], self.splits[0], group=wire.group)
+        swap(_by_peer(outgoing, self.sent), _by_peer(incoming, self.received), wire.group)
         self.unpack(incoming, destination)
         return outgoing.nbytes, incoming.nbytes
 
 
-def _exchange(one: Exchange, source: Regions, target: Regions, peers: Sequence[int]) -> _Exchange:
+def _exchange(one: Exchange, source: Regions, target: Regions) -> _Exchange:
     """Buffers hold what goes to, or comes from, one peer after the other, tensor after tensor."""
-    place = {peer: i for i, peer in enumerate(peers)}
-    sent = sorted(one.sent, key=lambda move: place[move.dst_rank])
-    received = sorted(one.received, key=lambda move: place[move.src_rank])
-    splits = [0] * len(peers), [0] * len(peers)
+    sent = sorted(one.sent, key=lambda move: move.dst_rank)
+    received = sorted(one.received, key=lambda move: move.src_rank)
+    sizes: tuple[dict[int, int], dict[int, int]] = defaultdict(int), defaultdict(int)
     for move in sent:
-        splits[0][place[move.dst_rank]] += move.elements
+        sizes[0][move.dst_rank] += move.elements
     for move in received:
-        splits[1][place[move.src_rank]] += move.elements
-    return _Exchange([source.find(move) for move in sent], _arrivals(received, target), splits)
+        sizes[1][move.src_rank] += move.elements
+    return _Exchange([source.find(move) for move in sent], _arrivals(received, target), *sizes)
+
+
+def _by_peer(buffer: Tensor, sizes: Sizes) -> dict[int, Tensor]:
+    return dict(zip(sizes, buffer.split(list(sizes.values()))))
 
 
 def _arrivals(boxes: Iterable[Union[Move, Share]], target: Regions) -> list[Arrival]:

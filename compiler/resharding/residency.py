@@ -68,15 +68,16 @@ def last_reads(transfer: WeightTransfer, rank: int, spare: Mapping[str, Sequence
 
 
 def _peak_there(steps: Sequence[Touched], src: Sizes, dst: Sizes, spare: set[str]) -> int:
+    """Buffers are those of the fullest round, and stay to the last."""
     last = {name: i for i, step in enumerate(steps) for name in step.read}
     held = peak = sum(src.values()) - sum(src[name] for name in spare - last.keys())
     live: set[str] = set()
     for i, step in enumerate(steps):
         held += sum(dst[name] for name in step.written - live)
         live |= step.written
-        peak = max(peak, held + step.buffers)
+        peak = max(peak, held)
         held -= sum(src[name] for name in step.read & spare if last[name] == i)
-    return peak
+    return peak + max((step.buffers for step in steps), default=0)
 
 
 def _peak_back(spare: Iterable[str], last: Mapping[str, str], src: Sizes, dst: Sizes) -> int:
@@ -108,9 +109,8 @@ def _boxes(step: Round, rank: int) -> tuple[Iterable, Iterable, int]:
         return step.sent, step.received, sum(move.elements for move in (*step.sent, *step.received))
     if isinstance(step, Broadcast):
         return step.shares if step.root == rank else (), step.shares, sum(share.elements for share in step.shares)
-    mine = step.shares[step.ranks.index(rank)]
     everything = [share for shares in step.shares for share in shares]
-    return mine, everything, sum(share.elements for share in (*mine, *everything))
+    return step.shares[step.ranks.index(rank)], everything, sum(share.elements for share in everything)
 
 
 class _Locals:

@@ -13,7 +13,7 @@ from typing import Iterable, Iterator, Sequence, TypeVar, Union
 from compiler.resharding.gathers import Gather, Share
 from compiler.resharding.redistribute import Move, WeightTransfer
 
-BUCKET_BYTES = 64 << 20  # what a rank sends, and what it receives, in one round
+BUCKET_BYTES = 16 << 20  # what a rank sends, and what it receives, in one round
 BoxOf = TypeVar("BoxOf", Move, Share)
 
 
