@@ -11,6 +11,7 @@ from compiler.constraints import DEGREES, GENERATE, ModelSet, Stage, asked_of_st
 from compiler.execution import executed
 from compiler.layout import ModelLayout
 from compiler.plan import Alternative, GroupSpec, LayoutSpec, SearchSpec
+from compiler.resharding.gathers import MINIMAL
 from compiler.resharding.transitions import engine_of
 from compiler.shapes import ModelShape
 from compiler.weights import misfit
@@ -150,6 +151,9 @@ def _layout(stage: Stage, stages: Iterable[Stage], group: GroupSpec, own: bool, 
         raise _misfits(stage, needed, group, own, source)
     within = next((s.target for s in stages if s.model == stage.model and s.stage != GENERATE), "")
     within = within if stage.stage == GENERATE and stage.target not in group.samplers else ""
+    if not within and stage.items.get("reshard", MINIMAL) != MINIMAL:
+        raise fault("P0119", stage.at["reshard"].span, source=source, target=stage.target,
+                    strategy=stage.items["reshard"].replace("-", "_"))
     spec = LayoutSpec(group.ranks, tp, pp, dp or group.ranks // needed, group.first, within, stage.engine)
     return executed(spec, stage, stages)
 

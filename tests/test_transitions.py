@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from compiler.cluster_file import read_cluster
+from compiler.compile import compile_program
 from compiler.explain import explain_json
 from compiler.plan import Plan
 from compiler.proof.verify import faults, verify_plan
 from compiler.proof.wellformed import shape_of
-from compiler.resharding.gathers import STRATEGIES
+from compiler.resharding.gathers import MINIMAL, STRATEGIES
 from compiler.resharding.transitions import resolve, strategy_of, weight_transfer
 from compiler.steps import Reshard
-from tests.compiling import CLUSTER, GROUPS, compiled
+from rlhf_dsl.diagnostics import DiagnosticError
+from tests.compiling import CLUSTER, GROUPS, checked_text, compiled
 
+CLUSTERS = Path(__file__).resolve().parents[1] / "programs" / "clusters"
 PROGRAM = GROUPS.replace("dim g = 4\n", "") + '''
 rollout:
     y[b, t] = actor.generate(prompts)
@@ -52,6 +57,25 @@ def test_without_a_word_it_is_zero_redundancy_at_intervals(tmp_path):
     assert resolve(plan.layouts, "actor.generate").ranks == (0, 2, 1, 3)
     assert resolve(planned(tmp_path, "vanilla").layouts, "actor.generate").ranks == (0, 1, 2, 3)
     assert strategy_of(plan.layouts, "actor.generate", "actor.train") == "minimal"
+
+
+def test_a_searched_plan_moves_by_the_strategy_asked_for(tmp_path):
+    checked = checked_text(tmp_path, f"{PROGRAM}, reshard(vanilla)\n    assume: prompt=10\n")
+    plan = compile_program(checked, read_cluster(CLUSTERS / "a100-1x8.toml"))
+    assert reshard_of(plan).strategy == plan.layouts["actor.generate"].strategy == "vanilla"
+    assert resolve(plan.layouts, "actor.generate").ranks == tuple(range(plan.layouts["actor.generate"].ranks))
+
+
+def test_where_generation_has_ranks_of_its_own_there_is_nothing_to_choose(tmp_path):
+    """A strategy that gathers is refused at its line; what happens anyway may be said."""
+    text = PROGRAM.replace("parallel(tp=2)", "devices(2), parallel(tp=2), reshard(NAME)") + "\nrun:\n    steps = 2\n    lag = 1\n"
+    for strategy in (s for s in STRATEGIES if s != MINIMAL):
+        with pytest.raises(DiagnosticError) as caught:
+            compiled(tmp_path, text.replace("NAME", strategy.replace("-", "_")), 6)
+        (found,) = caught.value.diagnostics
+        assert (found.code, caught.value.exit_code) == ("P0119", 3)
+        assert "actor.generate: devices(2)" in found.source.text[found.span.start:found.span.end]
+    assert reshard_of(compiled(tmp_path, text.replace("NAME", "minimal"), 6)).strategy == MINIMAL
 
 
 def test_a_plan_that_says_another_strategy_is_refused(tmp_path):

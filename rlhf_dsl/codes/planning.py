@@ -100,6 +100,12 @@ CODES: tuple[Code, ...] = (
         "take {near}",
     ),
     Code(
+        "P0119", "`{target}: reshard({strategy})` has nobody to gather with",
+        "The strategies gather among ranks that train and generate. Where generation has ranks of its own, those hold "
+        "nothing of the weights, so what they need comes point to point, from one rank that has it.",
+        "leave it out, or write `reshard(minimal)`",
+    ),
+    Code(
         "P0201", "this is no plan that can be run: {reason}",
         "A plan is the JSON that `rlflowc compile` writes. A file that was cut short or edited by hand is refused, "
         "with the place inside it.",
