@@ -7,7 +7,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Mapping
+from typing import Iterable, Iterator, Mapping
 
 from compiler import names
 from compiler.exprs import call_temperature, walk
@@ -19,6 +19,7 @@ from compiler.plan import (
     ColumnSpec, DataSpec, DimSpec, ExprRow, GroupSpec, LayoutSpec, ModelSpec, OpSpec, Plan, ProgramInfo, RunSpec,
 )
 from compiler.resharding.transitions import strategy_of, weight_transfer
+from compiler.separate import unit_samples
 from compiler.shapes import ModelShape
 from compiler.steps import (
     HOME, Action, CommitStates, Equation, EvalSection, Forward, Generate, KeepRows, Load, Named, NextState,
@@ -261,14 +262,13 @@ class _Emitter:
         constants = tuple(self.named(value_of[e]) for e in op.attr("constants"))
         objective, partial = self.table.id(op.attr("objective")), self.table.id(op.attr("partial"))
         batching, unit = self.batching(layout), op.attr("unit")
-        units = self._units(batching.micro_batch, unit, op.attr("calls")[0].args[0])
+        units = self._units(batching.micro_batch, unit, [call.args[0] for call in op.attr("calls")])
         return TrainStep(op.name, op.model, layout, objective, partial, op.attr("maximize"), calls, constants, unit,
                          units, batching.tokens, batching.recompute, self.lines.at(op.span))
 
-    def _units(self, samples: int, unit: tuple[str, ...], response: Expr) -> int:
-        """At most so many units in a micro-batch of `samples`, one at least; a row may come with its whole group."""
-        inner = (self.checked.dims[d] for d in response.type.dims if d not in unit)
-        together = math.prod(dim.size for dim in inner if not dim.ragged) if unit else 1
+    def _units(self, samples: int, unit: tuple[str, ...], responses: Iterable[Expr]) -> int:
+        """At most so many units in a micro-batch of `samples`, one at least."""
+        together = unit_samples(self.checked.dims, unit, dict.fromkeys(responses))
         return max(1, samples // together) if samples else 0
 
     def optimizer(self, op: Op) -> OptimizerStep:

@@ -7,8 +7,9 @@ and ranks, are the gradient of the whole.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 from compiler.exprs import REDUCTIONS, is_root_reduction, walk
 from rlhf_dsl.builtins import PRIMITIVES
@@ -17,6 +18,15 @@ from rlhf_dsl.typed import Dim, Expr, Interner, Type
 
 LINEAR_REDUCTIONS = frozenset(("sum", "mean"))
 LOCAL = "local"  # attribute of a sum over the rows of a micro-batch, unlike the same sum as a statistic
+
+
+def unit_samples(dims: Mapping[str, Any], unit: tuple[str, ...], responses: Iterable[Any]) -> int:
+    """Samples in a unit, of all responses of its rows: one, a pair, or a row with its whole group.
+
+    dims: by name, with `size` and `ragged`, of a program or a plan; responses: expressions, each once
+    """
+    inner = [[dims[d] for d in r.type.dims if d not in unit] for r in responses if unit[0] in r.type.dims]
+    return sum(math.prod(dim.size for dim in one if not dim.ragged) for one in inner)
 
 
 @dataclass(frozen=True)

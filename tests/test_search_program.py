@@ -13,14 +13,16 @@ import pytest
 
 from compiler.catalog import model_shape
 from compiler.cluster_file import read_cluster
+from compiler.compile import compile_program
+from compiler.cost import CostModel
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN
 from compiler.proof.fits import fit_faults
 from compiler.proof.verify import load_plan, walk
 from compiler.search.derive import workload_of
-from compiler.search.program import placement_on
+from compiler.search.program import Searched, placement_on
 from rlhf_dsl.cli import main
 from rlhf_dsl.diagnostics import DiagnosticError
-from rlhf_dsl.frontend import load
+from rlhf_dsl.frontend import load, loads
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = sorted((ROOT / "programs").glob("*.rlflow"))
@@ -199,6 +201,48 @@ def test_an_unknown_model_of_the_catalogue(capsys):
     program, cluster = str(ROOT / "programs" / "ppo.rlflow"), str(CLUSTERS / "a100-16x8.toml")
     code = main(["explain", program, "--cluster", cluster, "-s", "base=catalog:llama-2-8b"])
     assert code == 3 and "P0112" in capsys.readouterr().err
+
+
+# ---- units -----------------------------------------------------------------------------------------
+
+TOGETHER = """
+dim b = 256
+dim g = 6
+dim t <= 512
+dim c <= 512
+dim d <= 512
+data prompts[b], good[b, c], bad[b, d] after prompts = jsonl("pairs.jsonl", "prompt", "good", "bad")
+model actor = policy("catalog:llama-2-7b") trained by adamw(lr=1e-6)
+rollout:
+    y[b, g, t] = actor.generate(prompts)
+update(minibatches=4):
+    train actor to maximize OBJECTIVE
+run:
+    steps = 1
+plan:
+    LIMIT
+"""
+
+
+@pytest.mark.parametrize("objective, together", [
+    ("mean(actor.logprobs(y))", 1), ("mean(max[g](sum[t](actor.logprobs(y))))", 6),
+    ("mean(log_sigmoid(sum[c](actor.logprobs(good)) - sum[d](actor.logprobs(bad))))", 2),
+])
+@pytest.mark.parametrize("limit", ["assume: prompt=64", "actor: micro_batch(9)"])
+def test_micro_batches_are_of_whole_units(tmp_path, objective, together, limit):
+    """A pair, or a row with the group that its objective needs, is in one micro-batch: in the search as in the plan."""
+    text = TOGETHER.replace("OBJECTIVE", objective).replace("LIMIT", limit)
+    checked, cluster = loads(text, {}, str(tmp_path / "p.rlflow")), read_cluster(CLUSTERS / "a100-1x8.toml")
+    found = []
+    plan = compile_program(checked, cluster, placer=Searched(told=found.append))
+    micro = found[0].groups[0].models[0].choice.micro
+    train = next(step for step in walk(plan) if step.op == "train")
+    costs = CostModel(plan, cluster)
+    call = costs.call(train, 1 / 4)
+    assert call.together == together and micro.samples % together == 0
+    assert train.micro_batch == micro.samples // together
+    assert costs.micro(train, call) == micro
+    assert micro.samples <= 9 or "micro_batch" not in limit
 
 
 # ---- plans -----------------------------------------------------------------------------------------

@@ -120,11 +120,19 @@ class Setting:
         responses = {"generate": lambda: [step.expr], "forward": lambda: [step.response],
                      "train": lambda: sorted({self.plan.exprs[c.expr].args[0] for c in step.calls})}[step.op]()
         found = self._call(step.model, step.op, responses, part)
+        if step.op == TRAIN:
+            return dataclasses.replace(found, together=self._together(step, responses))
         if step.op != GENERATE:
             return found
         prompts = self.lengths.samples(self.plan.exprs[step.prompts].dims)
         whole = self.lengths.samples(self.plan.exprs[step.expr].dims)
         return dataclasses.replace(found, samples=max(1, whole // prompts))
+
+    def _together(self, step: Any, responses: Iterable[int]) -> int:
+        """Samples of a TrainStep's unit, of all responses of its rows."""
+        dims = [self.plan.exprs[r].dims for r in responses]
+        units = self.lengths.samples(step.unit)
+        return max(1, sum(self.lengths.samples(d) for d in dims if step.unit[0] in d) // units)
 
     def _call(self, model: str, kind: str, responses: Iterable[int], part: float) -> Call:
         """Over some rows of several responses, whose mean length counts."""
@@ -136,10 +144,9 @@ class Setting:
         return Call(model, kind, rows, self.prompt_tokens, tokens / sum(samples), longest)
 
     def micro(self, step: Any, call: Call) -> Micro:
-        """Of a TrainStep, whose micro_batch counts units: a root row may come with its whole group."""
-        dims = self.plan.exprs[self.plan.exprs[step.calls[0].expr].args[0]].dims
-        unit = max(1, self.lengths.samples(dims) // self.lengths.samples(step.unit)) if step.unit else 1
-        return Micro(max(unit, int(min(self.samples(step, call, unit), call.rows))), step.recompute)
+        """Of a TrainStep, whose micro_batch counts units."""
+        most = self.samples(step, call, call.together)
+        return Micro(max(call.together, int(min(most, call.rows))), step.recompute)
 
     def samples(self, step: Any, call: Call, unit: int = 1) -> float:
         """The most that a micro-batch of a Forward or TrainStep may hold; unit: samples that stay together"""

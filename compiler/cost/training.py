@@ -56,7 +56,7 @@ def train_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, mic
 
 def minibatch_rows(degrees: Degrees, call: Call) -> int:
     """Rows of a mini-batch on the data shard that has most."""
-    return max(1, math.ceil(call.rows / call.minibatches / degrees.dp))
+    return max(1, math.ceil(call.rows / call.together / call.minibatches / degrees.dp)) * call.together
 
 
 def passes_time(machine: Machine, sizes: Sizes, degrees: Degrees, rows: int, micro: Micro, length: float) -> PassTime:

@@ -52,6 +52,7 @@ class Call:
     longest: tokens of the longest response; 0: all are as long as the average
     minibatches: optimizer steps an epoch; every sample is seen `epochs` times
     samples: how many rows of a generation have one prompt, which passes through the model once
+    together: samples that neither micro-batches nor data shards part in training: a pair, or a row with its group
     counted: whether its time counts; that of evaluations does not, but there must be memory for them
     """
 
@@ -64,6 +65,7 @@ class Call:
     epochs: int = 1
     minibatches: int = 1
     samples: int = 1
+    together: int = 1
     counted: bool = True
 
     @property

@@ -7,9 +7,11 @@ import math
 from typing import Iterable, Iterator, Mapping
 
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call, PlacedModel, Stage, Workload
+from compiler.names import update as update_phase
 from compiler.search.asked import asked_of_models, pairs_together, sets_alone
+from compiler.separate import Separator, unit_samples
 from compiler.shapes import ModelShape
-from rlhf_dsl.typed import Checked, Expr, Update
+from rlhf_dsl.typed import Checked, Expr, Interner, Update
 
 PROMPT = 64  # tokens, where nothing is assumed
 
@@ -74,8 +76,13 @@ class _Reader:
             called = [e for e in _walk([objective]) if e.op == "call" and e.attr("model") == model]
             responses = list(dict.fromkeys(e.args[0] for e in called if e.grad))
             call = self._call(model, TRAIN, responses, update.epochs, update.minibatches)
-            calls.append(call)
+            calls.append(dataclasses.replace(call, together=self._together(update, model, objective)))
         return tuple(calls)
+
+    def _together(self, update: Update, model: str, objective: Expr) -> int:
+        """Samples of a unit: see `compiler.separate`."""
+        parts = Separator(model, update_phase(update.index), self.checked.dims, {}, Interner()).separate(objective)
+        return unit_samples(self.checked.dims, parts.unit, dict.fromkeys(call.args[0] for call in parts.calls))
 
     def _call(self, model: str, kind: str, responses: list[Expr], epochs: int = 1, minibatches: int = 1) -> Call:
         rows = [self._rows(r) for r in responses]

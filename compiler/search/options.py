@@ -172,7 +172,7 @@ class _Ways(NamedTuple):
         if not calls:
             return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
         resident = self._gradients + self._states
-        rows = max(math.ceil(c.rows / c.minibatches / self.degrees.dp) for _, c in calls)
+        rows = max(training.minibatch_rows(self.degrees, call) for _, call in calls)
         found = []
         for micro in self._micros(rows, calls):
             work = max(training.activation_bytes(self.machine, self.sizes, self.degrees, call, micro)
@@ -187,10 +187,11 @@ class _Ways(NamedTuple):
         return self._worth(found)
 
     def _micros(self, rows: int, calls: Sequence[tuple[int, Call]]) -> Iterator[Micro]:
-        """Micro-batches of a power of two of samples, and of all, as `plan:` allows."""
-        most = min(rows, self._most_samples(calls))
+        """Micro-batches of a power of two of units, and of all, as `plan:` allows; one unit at least."""
+        unit = max(call.together for _, call in calls)
+        most = max(1, min(rows, self._most_samples(calls)) // unit)
         recompute = {"": (False, True), "none": (False,), "full": (True,)}[self.model.asked.recompute]
-        sizes = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
+        sizes = sorted({min(1 << i, most) * unit for i in range(most.bit_length() + 1)})
         return itertools.starmap(Micro, itertools.product(sizes, recompute))
 
     def _most_samples(self, calls: Sequence[tuple[int, Call]]) -> float:
