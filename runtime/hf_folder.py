@@ -96,7 +96,7 @@ def write_parts(
 ) -> None:
     """Writes a folder that transformers and vLLM load; what stood at `path` is replaced only when all is written.
 
-    parts: canonical tensors, whole, a file's worth at a time; each may go when the next is asked for; stored as they are
+    parts: canonical tensors, whole, in their dtype, a file's worth at a time; each may go when the next is asked for
     companions: a folder whose tokenizer and generation config belong to this model too
     Raises DiagnosticError R0163 if it cannot be written.
     """

@@ -30,7 +30,8 @@ def _weights(role: str = "policy") -> dict[str, torch.Tensor]:
 
 
 def _parts(weights: dict[str, torch.Tensor], most: int) -> list[dict[str, torch.Tensor]]:
-    return [{name: weights[name] for name in part} for part in in_parts({n: w.nbytes for n, w in weights.items()}, most)]
+    sizes = {name: weight.nbytes for name, weight in weights.items()}
+    return [{name: weights[name] for name in part} for part in in_parts(sizes, most)]
 
 
 def _read(folder, role: str, dtype=torch.float32) -> dict[str, torch.Tensor]:

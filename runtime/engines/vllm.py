@@ -50,7 +50,7 @@ class VLLMEngine:
         self._layout = WeightLayout(shape, "policy", layout, "vllm")
         self._arriving: Optional[dict[str, Tensor]] = None
         at = layout.coordinates(rank)
-        self._inside = vllm_process.Inside(group)
+        self._inside = vllm_process.Inside(group, device)
         self.cache_bytes = _cache_bytes(shape, layout.tp, dtype, cache_bytes)
         arguments = dict(
             model=str(folder), load_format="dummy", skip_tokenizer_init=True, generation_config="vllm",

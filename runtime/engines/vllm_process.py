@@ -46,18 +46,20 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class Inside:
-    """The surroundings of one engine, around everything that runs vLLM's code.
+    """The surroundings of one engine, around everything that runs vLLM's code. Construction is collective over `group`.
 
-    group: the ranks of the engine, which vLLM takes for all there are
+    group: the ranks of the engine, which vLLM takes for all there are; device: where it carries tensors
     """
 
-    _made = 0
+    _made = 0  # on this rank
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, device: torch.device) -> None:
+        number = torch.tensor(Inside._made, device=device)
+        c10d.all_reduce(number, c10d.ReduceOp.MAX, group=group)  # some of the ranks may have made more engines before
         self._group = group
-        self._first = FIRST_GROUP + Inside._made * GROUPS_AN_ENGINE
         self._state: dict[str, Any] = {}
-        Inside._made += 1
+        self._first = FIRST_GROUP + int(number) * GROUPS_AN_ENGINE
+        Inside._made = int(number) + 1
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:

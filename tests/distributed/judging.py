@@ -26,6 +26,7 @@ from tests.oracle import Oracle
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+ENDS_WITHIN_S = 900
 METRICS, NORMS, WEIGHTS, NEAR_TIE = 1e-4, 1e-3, 1e-4, 1e-4
 MAY_PART = 1e-3  # of all rows
 # Models with a tied head. The layers of `odd` no even number of stages divides, and its one KV head no tp.
@@ -114,9 +115,14 @@ def on_ranks(ranks: int, module: str, argument: Path, scratch: Path) -> str:
     scratch.mkdir()
     environment = {**rank_environment(ranks, str(scratch)), "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)])}
     command = [mpiexec(), "-n", str(ranks), *python]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        out, talk = job.communicate(timeout=ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # killed, it would leave its ranks
+        out, talk = job.communicate()
+    assert job.returncode == 0, out[-4000:] + talk[-4000:]
+    return out
 
 
 def result(folder: Path, name: str) -> dict:

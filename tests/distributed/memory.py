@@ -17,8 +17,8 @@ PATIENCE = 500
 class Peak(TorchDispatchMode):
     """most: bytes of the memory of `watched`, whatever it is at each moment, and of all tensors that were made since.
 
-    Threads of gloo let go of a buffer a moment after its collective: what is above `expected` is looked at again, unless
-    it was too much before.
+    Threads of gloo let go of a buffer a moment after its collective: what is above `expected` is looked at again, but
+    for what comes after too much.
     """
 
     def __init__(self, watched: Iterable[Tensor], expected: int) -> None:

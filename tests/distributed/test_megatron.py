@@ -40,7 +40,8 @@ EIGHT_RANKS = [
     "llama policy tp2 pp2 dp2", "llama policy tp1 pp4 dp2", "qwen2 policy, tied tp2 pp2 dp2",
     "llama policy tp2 pp2 dp2 sequence sharded recompute", "llama policy tp4 pp1 dp2 sequence sharded",
     "qwen2 policy, tied tp2 pp2 dp2 chunks2 sequence sharded", "llama policy, 1 kv head tp2 pp2 dp2 sequence",
-    "llama policy, 5 layers tp2 pp2 dp2 chunks2 sharded recompute", "llama policy, 9 layers tp1 pp4 dp2 chunks2 sharded",
+    "llama policy, 5 layers tp2 pp2 dp2 chunks2 sharded recompute",
+    "llama policy, 9 layers tp1 pp4 dp2 chunks2 sharded",
 ]
 
 
