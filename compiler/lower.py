@@ -45,7 +45,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.values: dict[str, Value] = {}
         self.known: dict[Expr, str] = {}
-        self.bound: dict[Expr, typed.Bind] = {}  # by each expression that the section binds, the first line that does
+        self.bound: dict[Expr, str] = {}
         self.prefix = ""
         self.phase = names.ROLLOUT
         self.trained: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class _Builder:
     # ---- sections ------------------------------------------------------------------------------
 
     def rollout(self) -> None:
-        self.bound = _bound(self.checked.rollout)
+        self.bound = names.bound_names("", self.checked.rollout)
         updates = [s for update in self.checked.updates for s in update.body]
         states = [s.next for s in self.checked.states.values()]
         self._load(self.checked.data, [*_expressions([*self.checked.rollout, *updates]), *states])
@@ -66,7 +66,7 @@ class _Builder:
     def update(self, update: typed.Update) -> None:
         self.prefix = names.prefix("update", update.index)
         self.trained = frozenset(train.model for train in update.trains)
-        self.bound = _bound(update.body)
+        self.bound = names.bound_names(self.prefix, update.body)
         for statement in update.body:
             self._in_update(statement, update.index)
         self.phase = names.update(update.index)
@@ -86,7 +86,7 @@ class _Builder:
 
     def evaluation(self, index: int, section: typed.Eval) -> None:
         self.known, self.prefix, self.phase = {}, names.prefix("eval", index), names.evaluation(index)
-        self.bound = _bound(section.body)
+        self.bound = names.bound_names(self.prefix, section.body)
         self._load(self.checked.data, _expressions(section.body))
         for statement in section.body:
             self._statement(statement)
@@ -111,10 +111,14 @@ class _Builder:
         self._statement(statement)
 
     def _bind(self, bind: typed.Bind) -> None:
-        self._inputs(bind.expr)
+        inputs = self._inputs(bind.expr)
         name = self.prefix + bind.name
-        if bind.expr.op not in UNNAMED and self.known.get(bind.expr) != name:
-            self._equation(name, bind)
+        if bind.expr.op in UNNAMED or self.known.get(bind.expr) == name:
+            return
+        self._add(make_op(name, "equation", inputs, (name,), phase=self.phase, span=bind.span, expr=bind.expr))
+        self._define(name, bind.expr)
+        if names.is_update(self.phase):
+            self.open.add(bind.expr)
 
     def _metric(self, name: str, expr: Expr, span: Span) -> None:
         metric = self.prefix + name if names.is_eval(self.phase) else name
@@ -190,27 +194,10 @@ class _Builder:
         elif expr.op == "next_state":
             self._state(self.checked.states[expr.attr("name")])
             self._define(f"next({expr.attr('name')})", expr)
-        elif expr in self.bound and expr.op not in UNNAMED:
-            self._early(expr)
-
-    def _early(self, expr: Expr) -> None:
-        """What a line binds, here or below: it gets its name where it is first needed, and is evaluated once."""
-        phase, self.phase = self.phase, self._phase_of(expr)
-        self._equation(self._name(expr), self.bound[expr])
-        self.phase = phase
-
-    def _equation(self, name: str, bind: typed.Bind) -> None:
-        inputs = tuple(dict.fromkeys(self._frontier((bind.expr,), False)))
-        self._add(make_op(name, "equation", inputs, (name,), phase=self.phase, span=bind.span, expr=bind.expr))
-        self._define(name, bind.expr)
-        if names.is_update(self.phase):
-            self.open.add(bind.expr)
 
     def _name(self, expr: Expr) -> str:
         """Under which a line of this section binds `expr`, else its text."""
-        if expr in self.bound:
-            return self.prefix + self.bound[expr].name
-        return self._free(self.prefix + names.default_name(expr, self.known))
+        return self.bound.get(expr) or self._free(self.prefix + names.default_name(expr, self.known))
 
     def _produce(self, expr: Expr, kind: str, model: str) -> None:
         phase, self.phase = self.phase, self._phase_of(expr)
@@ -278,10 +265,6 @@ def reader(checked: Checked, response: Expr) -> str:
 def first_reader(checked: Checked, models: Iterable[str]) -> str:
     """A policy among `models`, else another."""
     return min(models, key=lambda name: READERS.index(checked.models[name].role))
-
-
-def _bound(statements: Iterable) -> dict[Expr, typed.Bind]:
-    return {s.expr: s for s in reversed(tuple(statements)) if isinstance(s, typed.Bind)}
 
 
 def _expressions(statements: Iterable) -> list[Expr]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Iterable, Mapping
 
 from compiler.exprs import brief
-from rlhf_dsl.typed import Expr
+from rlhf_dsl.typed import Bind, Expr
 
 ROLLOUT, SETUP, COMMIT = "rollout", "setup", "commit"
 AHEAD = "ahead"  # of the rollout with `lag = 1`: what an iteration does for the next one
@@ -50,6 +50,15 @@ def is_eval(phase: str) -> bool:
 
 def phase_index(phase: str) -> int:
     return int(phase.lstrip("abcdefghijklmnopqrstuvwxyz") or 0)
+
+
+def bound_names(section_prefix: str, statements: Iterable) -> dict[Expr, str]:
+    """The name of each bound expression: that of its first binding."""
+    names: dict[Expr, str] = {}
+    for statement in statements:
+        if isinstance(statement, Bind):
+            names.setdefault(statement.expr, section_prefix + statement.name)
+    return names
 
 
 def default_name(expr: Expr, known: Mapping[Expr, str]) -> str:

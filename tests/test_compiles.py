@@ -70,6 +70,14 @@ update:
     unused = ref.entropy(z)
     train actor to maximize mean(actor.logprobs(y) * length[w](z))
 ''',
+    "what a Python op is given is a constant of the objective": HEAD + '''
+from compiles_op import high
+rollout:
+    long = high(length[u](first))
+update:
+    now = high(length[u](first))
+    train actor to maximize mean(actor.logprobs(first) * (now + long)) - mean(length[u](first) * actor.logprobs(first))
+''',
     "the elements of two terms are as many": HEAD + '''
 update:
     train critic to minimize mean(critic.last_value(second) + whiten(length[u](first))) + mean(critic.last_value(first))
@@ -94,16 +102,21 @@ def steps_of(plan: Plan) -> list:
         (*step.before, *step.body) if isinstance(step, UpdateLoop) else (step,))]
 
 
+OPS = '''
+from rlhf_dsl import op
+
+@op
+def high(x: float) -> bool:
+    return x > 2
+'''
+
+
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_compiles(tmp_path, name, ranks):
+    (tmp_path / "compiles_op.py").write_text(OPS)
     plan = compiled(tmp_path, RIGHT[name], ranks)
     assert Plan.from_json(plan.to_json()) == plan
-
-
-def test_a_value_is_evaluated_once_wherever_its_line_stands(tmp_path):
-    plan = compiled(tmp_path, RIGHT["a line binds what is a part of a line above"], 1)
-    assert [s.name for s in plan.steps if s.op == "equation"] == ["a", "total"]
 
 
 def test_a_model_that_only_actions_name_has_weights(tmp_path):

@@ -113,15 +113,14 @@ def _flow_faults(plan: Plan) -> Iterator[str]:
 class _Flow:
     """What is known where, at a point of one section.
 
-    keeps: how many stand above; home: ids of expressions; implied: those that were evaluated as a part of others
-    there, made: by call, what was moved to it and what it has made; weights: layouts with some
+    keeps: how many stand above; home: ids of expressions; weights: layouts with some
+    there, made: by call, what was moved to it and what it has made
     following: of the rows of the next iteration
     """
 
     def __init__(self, plan: Plan, where: str, weights: frozenset[str]) -> None:
         self.plan, self.where = plan, where
         self.home: set[int] = set()
-        self.implied: set[int] = set()
         self.keeps = 0
         self.there: dict[str, set[int]] = {}
         self.made: dict[str, set[int]] = {}
@@ -190,10 +189,9 @@ class _Flow:
         yield from self._evaluated(step.values)
 
     def _evaluated(self, values: Iterable[Any]) -> Iterator[str]:
-        """Once, and before anything that is made of them."""
-        early = self.home | self.implied
+        """Once. What was a part of something before is there already, and only gets its name."""
         for value in values:
-            if value.expr in early:
+            if value.expr in self.home:
                 yield f"`{value.name}` was known before"
             yield from self._missing([value.expr])
             self.home.add(value.expr)
@@ -233,11 +231,7 @@ class _Flow:
         yield from self._computed(step, (call.expr for call in step.calls))
 
     def _update(self, loop: UpdateLoop) -> Iterator[str]:
-        """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count.
-
-        What an update needs as a value may have been a part of the rollout's equations, as `y.logprobs` of `y.logprobs - x`.
-        """
-        self.implied = set()
+        """Rows of a mini-batch are others than those of the iteration: what was moved out before does not count."""
         yield from self.walk(loop.before)
         body = _Flow(self.plan, f"{self.where}.{loop.name}.body", frozenset(self.weights))
         body.home, body.keeps = set(self.home), self.keeps
@@ -260,7 +254,6 @@ class _Flow:
             elif row.op in MADE:
                 yield f"it reads exprs[{i}], {_told(row)}, before that is made"
             else:
-                self.implied |= {i} if row.args and not known else set()
                 stack.extend(row.args)
 
     def _is_too_early(self, i: int) -> bool:
