@@ -18,7 +18,8 @@ from compiler.search.thinning import EXACT, Near, thinned, thinned_with_memory
 
 
 class Choice(NamedTuple):
-    """The layouts of a model. offload: it lies in the host's memory while others work. sequences: of a generation replica at once."""
+    """The layouts of a model. offload: it lies in the host's memory while others work. sequences: of a generation replica
+    at once."""
 
     layout: Degrees
     micro: Optional[Micro] = None
@@ -37,10 +38,11 @@ class Option(NamedTuple):
 
 
 def options(machine: Machine, workload: Workload, model: PlacedModel, devices: int,
-            near: Near = EXACT, layout: Optional[Degrees] = None) -> tuple[Option, ...]:
+            near: Near = EXACT, layout: Optional[Degrees] = None, offloads: tuple[bool, ...] = (False, True)
+            ) -> tuple[Option, ...]:
     """The options of `model` on exactly `devices` devices that fit alone, without dominated and near ones.
 
-    layout: the only one to consider
+    layout: the only one to consider; offloads: as in `Choice.offload`, those to consider
     """
     sizes, asked = sizes_of(model.shape, model.role), model.asked
     if asked.devices not in (0, devices):
@@ -51,7 +53,7 @@ def options(machine: Machine, workload: Workload, model: PlacedModel, devices: i
     for degrees in [layout] if layout else train_degrees(machine, sizes, devices):
         if not _as_asked(degrees, (asked.tp, asked.pp, asked.dp)):
             continue
-        found.extend(_Ways(machine, workload, model, sizes, degrees, near, sampled).options())
+        found.extend(_Ways(machine, workload, model, sizes, degrees, near, sampled).options(offloads))
     return tuple(thinned_with_memory(found, machine.usable, near))
 
 
@@ -70,7 +72,7 @@ def symmetric_options(machine: Machine, workload: Workload, model: PlacedModel, 
     machine = as_stored(machine, model)
     sampled = samplings(machine, workload, model, degrees.devices, (degrees,))
     ways = _Ways(machine, workload, model, sizes_of(model.shape, model.role), degrees, EXACT, sampled)
-    return tuple(option for option in ways.options() if not option.choice.offload)
+    return tuple(ways.options((False,)))
 
 
 class Sampling(NamedTuple):
@@ -116,7 +118,7 @@ class _Ways(NamedTuple):
     near: Near
     sampled: tuple[Sampling, ...] = ()
 
-    def options(self) -> Iterator[Option]:
+    def options(self, offloads: tuple[bool, ...]) -> Iterator[Option]:
         calls = self.workload.calls(self.model.name)
         if calls and all(self.degrees.dp > call.rows for _, call in calls):
             return
@@ -126,7 +128,7 @@ class _Ways(NamedTuple):
         base = self._base(forwards)
         sampled = self._generates(generates)
         trained = self._trains(trains)
-        for offload in (False, True):
+        for offload in offloads:
             if offload and trains:
                 trained = tuple(map(self._offloaded, trained))
             for train, generate in _pairs(trained, sampled):
@@ -245,6 +247,9 @@ class _Ways(NamedTuple):
 
 def _pairs(trains: Sequence[Option], generates: Sequence[Option]) -> Iterator[tuple[Option, Option]]:
     """For each limit of memory that makes a difference, the fastest of both under it."""
+    if len(trains) == 1 or len(generates) == 1:  # each is the fastest under the limit of its own memory
+        yield from itertools.product(trains, generates)
+        return
     seen = set()
     for limit in sorted({o.work for o in (*trains, *generates)}):
         fast = [thinned((o for o in each if o.work <= limit), _times) for each in (trains, generates)]
