@@ -15,7 +15,7 @@ from compiler.reading.analyze import analysis_json, analysis_text, analyze
 from compiler.reading.diff import diff_json, diff_text, differences
 from compiler.reading.why import why, why_json, why_text
 from rlhf_dsl.diagnostics import fault
-from rlhf_dsl.terminal import put_json
+from rlhf_dsl.terminal import put_json, say
 
 EXIT_DIFFERENT = 1
 
@@ -78,7 +78,11 @@ def plan_of(args: Namespace, path: str) -> Plan:
 def diff_command(args: Namespace) -> int:
     """Prints how the second plan differs from the first. Returns 0 if both do the same, else 1."""
     before, after = (plan_of(args, path) for path in (args.before, args.after))
-    changes = differences(before, after, cluster_of(args))
+    cluster = cluster_of(args)
+    if cluster.digest not in (before.cluster, after.cluster):
+        name = "this machine" if cluster.is_local else cluster.name
+        say(f"no estimates: neither plan was made for {name}; `--cluster` names the one to estimate for")
+    changes = differences(before, after, cluster)
     _shown(args, lambda: diff_json(changes), lambda: diff_text(changes))
     return EXIT_DIFFERENT if changes else 0
 

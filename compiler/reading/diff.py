@@ -6,21 +6,23 @@ import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Iterable, Iterator, Mapping, Optional
+from typing import Any, Iterable, Iterator, Mapping
 
 from compiler import codec
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, iteration_seconds
 from compiler.groups import groups_of
 from compiler.plan import LayoutSpec, Plan
+from compiler.reading.phrases import DATA, MODEL, RUN, STEP, layout_said, said, told
 from compiler.reading.tables import ITERATION, Row, Tables
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text
 
 VERBS = {"train": "trains", "forward": "scores", "generate": "generates"}
 MOVES = ("transfer", "reshard")
+SENTENCES = {"model": MODEL, "data over": DATA}
 # What of a step is said otherwise: where it works, which values it names, and ids, which mean nothing by themselves.
 _ELSEWHERE = {"name", "line", "layout", "src", "dst", "expr", "prompts", "response", "objective", "partial", "values",
-              "calls", "exprs", "constants", "before", "body", "total_bytes"}
+              "calls", "exprs", "constants", "before", "body", "total_bytes", "bytes"}
 _OF_A_CALL = ("id", "text")  # attributes that tell calls of a Python op apart
 
 
@@ -61,7 +63,7 @@ def diff_json(changes: Iterable[Change]) -> dict[str, Any]:
 def _bare(plan: Plan) -> Any:
     """What a plan does: without where its program lies, places in its text, and what the search left."""
     program = dataclasses.replace(plan.program, path="", folder="", digest="", lines={})
-    kept = dataclasses.replace(plan, program=program, cluster="", constraints={}, alternatives=())
+    kept = dataclasses.replace(plan, program=program, cluster="", constraints={}, alternatives=(), search=None)
     return _without_lines(codec.encode(kept))
 
 
@@ -144,13 +146,16 @@ class _Diff:
             yield Change("program", b.program.name, text, a.program.name, b.program.name)
         if a.world != b.world:
             yield Change("program", "ranks", f"on {plural(b.world, 'rank')} instead of {a.world}", a.world, b.world)
+        if a.cluster != b.cluster:
+            yield Change("program", "cluster", "it is for another cluster", a.cluster, b.cluster)
         tables = (("param", a.settings, b.settings), ("dim", a.dims, b.dims), ("model", a.models, b.models),
                   ("op", a.ops, b.ops), ("assume", a.assume, b.assume), ("data over", _data(a), _data(b)),
                   ("eval", _evals(a), _evals(b)))
         for what, one, other in tables:
             yield from self.table(what, one, other)
-        for path, x, y in _fields(codec.encode(a.run), codec.encode(b.run)):
-            yield Change("program", f"run{path}", f"run{path} {_told(x)} -> {_told(y)}", x, y)
+        for path, x, y in _fields(dataclasses.asdict(a.run), dataclasses.asdict(b.run)):
+            text = said(RUN, path[1:], "the run", x, y) or f"run{path} {told(x)} -> {told(y)}"
+            yield Change("program", f"run{path}", text, x, y)
 
     def table(self, what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
         """Entries that came, went or changed. what: the word before a name."""
@@ -161,25 +166,34 @@ class _Diff:
             if name not in before:
                 yield Change(kind, name, f"{what} {name} is new", None, codec.encode(after[name]))
                 continue
-            pairs = _fields(*(_without_lines(codec.encode(side[name])) for side in (before, after)))
-            for path, x, y in pairs:
-                yield Change(kind, name, f"{what} {name}{path.removeprefix('.size')} {_told(x)} -> {_told(y)}", x, y)
+            for path, x, y in _differing(before[name], after[name]):
+                plain = f"{what} {name}{path.removeprefix('.size')} {told(x)} -> {told(y)}"
+                yield Change(kind, name, said(SENTENCES.get(what, {}), path[1:], name, x, y) or plain, x, y)
 
     def layouts(self) -> Iterator[Change]:
         before, after = self.before.plan.layouts, self.after.plan.layouts
-        moved: set[str] = set()
         for name in (n for n in after if n in before):
             model, _, stage = name.rpartition(".")
-            old, new = degrees_text(before[name]), degrees_text(after[name])
-            if old != new:
-                yield Change("layout", name, f"{model} {VERBS.get(stage, stage)} in {new} instead of {old}", old, new)
-            if _ranks(before[name]) != _ranks(after[name]) and model not in moved and self._on_parts(name):
-                moved.add(model)
-                old, new = _ranks(before[name]), _ranks(after[name])
-                yield Change("layout", name, f"{model} moved from {old} to {new.removeprefix('ranks ')}", old, new)
-            if before[name].within != after[name].within:
-                old, new = before[name].within or "no other", after[name].within or "no other"
-                yield Change("layout", name, f"{name} lies within {new} instead of {old}", old, new)
+            text = layout_said(model, VERBS.get(stage, stage), before[name], after[name])
+            if text:
+                yield Change("layout", name, text, degrees_text(before[name]), degrees_text(after[name]))
+        yield from self.moves([n for n in after if n in before])
+        for name in (n for n in after if n in before and before[n].within != after[n].within):
+            old, new = before[name].within, after[name].within
+            where = f"the ranks of {new}" if new else f"{_ranks(after[name])}, which are its own"
+            yield Change("layout", name, f"{name.rpartition('.')[0]} samples on {where}", old, new)
+
+    def moves(self, layouts: list[str]) -> Iterator[Change]:
+        """Models that have other ranks, those that moved alike in one sentence."""
+        before, after = self.before.plan.layouts, self.after.plan.layouts
+        moved: dict[str, tuple[str, str]] = {}
+        for name in layouts:
+            old, new = _ranks(before[name]), _ranks(after[name])
+            if old != new and self._on_parts(name):
+                moved.setdefault(name.rpartition(".")[0], (old, new))
+        for old, new in dict.fromkeys(moved.values()):
+            who = [model for model, ranks in moved.items() if ranks == (old, new)]
+            yield Change("layout", ", ".join(who), f"{_and(who)} moved from {old} to {new.removeprefix('ranks ')}", old, new)
 
     def _on_parts(self, layout: str) -> bool:
         """Whether a layout leaves ranks out, before or after; else a number of ranks says all."""
@@ -205,23 +219,37 @@ class _Diff:
         return " ".join(side.plan.line_text(line).split())
 
     def steps(self) -> Iterator[Change]:
-        """Steps of their own: moves are told by their number and bytes."""
+        """Steps of their own: moves are told by their number and bytes, and what offloading does by its model."""
         before, after = self.before.steps, self.after.steps
-        for key in (k for k in before if k not in after and before[k].step.op not in MOVES):
+        for key in (k for k in before if k not in after and not self._told_elsewhere(before[k].step)):
             yield Change("step", key[1], f"{_in(key)} is gone", self._told(before[key]), None)
         for key in after:
             if key in before:
                 yield from self.step(key, before[key], after[key])
-            elif after[key].step.op not in MOVES:
+            elif not self._told_elsewhere(after[key].step):
                 yield Change("step", key[1], f"{_in(key)} is new", None, self._told(after[key]))
+
+    def _told_elsewhere(self, step: Any) -> bool:
+        if step.op not in ("reload", "offload"):
+            return step.op in MOVES
+        models = [side.plan.models.get(step.model) for side in (self.before, self.after)]
+        return None in models or models[0].offload != models[1].offload
 
     def step(self, key: tuple[str, str, int], before: Row, after: Row) -> Iterator[Change]:
         fields = {f.name for f in (*dataclasses.fields(before.step), *dataclasses.fields(after.step))} - _ELSEWHERE
+        if self._other_lag:
+            fields -= {"ahead"}
         for field in sorted(fields):
             old, new = getattr(before.step, field, None), getattr(after.step, field, None)
             if old != new:
                 words = field.replace("_", " ").replace("micro batch", "micro-batch")
-                yield Change("step", key[1], f"{_in(key)}: {words} {_told(old)} -> {_told(new)}", old, new)
+                text = said(STEP, field, _in(key), old, new) or f"{_in(key)}: {words} {told(old)} -> {told(new)}"
+                yield Change("step", key[1], text, old, new)
+
+    @property
+    def _other_lag(self) -> bool:
+        """Whether the one plan samples ahead and the other does not: steps and their order follow."""
+        return self.before.plan.run.lag != self.after.plan.run.lag
 
     @staticmethod
     def _told(row: Row) -> str:
@@ -232,9 +260,15 @@ class _Diff:
         before, after = self.before.steps, self.after.steps
         old, new = [k for k in before if k in after], [k for k in after if k in before]
         first = next((i for i, (x, y) in enumerate(zip(old, new)) if x != y), None)
-        if first is not None:
+        if first is not None and not self._other_lag:
             text = f"the order is another: {new[first][1]} runs before {old[first][1]}"
             yield Change("order", new[first][1], text, [k[1] for k in old], [k[1] for k in new])
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether neither plan is of the cluster that estimates would be made for."""
+        digest = self.before.cluster.digest
+        return digest not in (self.before.plan.cluster, self.after.plan.cluster)
 
     # ---- amounts
 
@@ -245,6 +279,8 @@ class _Diff:
             text = f"{', '.join(filter(None, said))} an iteration"
             yield Change("transfers", "transfers", text, {"count": count, "bytes": round(size)},
                          {"count": new_count, "bytes": round(new_size)})
+        if self.is_elsewhere:
+            return
         old, new = self.before.fullest(), self.after.fullest()
         if bytes_text(old) != bytes_text(new):
             yield Change("memory", "memory", f"memory of the fullest rank {_arrow(old, new, bytes_text)}", old, new)
@@ -255,10 +291,11 @@ class _Diff:
 
 # ---- words ---------------------------------------------------------------------------------------
 
-def _arrow(old: float, new: float, told) -> str:
-    """`1.90 s -> 1.40 s (-26 %)`"""
-    change = f" ({100 * (new / old - 1):+.0f} %)" if old else ""
-    return f"{told(old)} -> {told(new)}{change}"
+def _arrow(old: float, new: float, shown) -> str:
+    """`1.90 s -> 1.40 s (-26 %)`, `2.00 s -> 9.00 s (4.5 times)`"""
+    percent = 100 * (new / old - 1) if old else 0.0
+    change = f" ({new / old:.1f} times)" if percent >= 200 else f" ({percent:+.0f} %)" if abs(percent) >= 0.5 else ""
+    return f"{shown(old)} -> {shown(new)}{change}"
 
 
 def _more(count: int, noun: str) -> str:
@@ -288,6 +325,19 @@ def _evals(plan: Plan) -> dict[str, Any]:
     return {e.name: dataclasses.replace(e, steps=()) for e in plan.evals}
 
 
+def _differing(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    """As `_fields`, without places in the text, and without the shape that comes with another source."""
+    pairs = [_without_lines(dataclasses.asdict(x) if dataclasses.is_dataclass(x) else x) for x in (before, after)]
+    other_source = getattr(before, "source", "") != getattr(after, "source", "")
+    for path, x, y in _fields(*pairs):
+        if not (other_source and path.startswith(".shape")):
+            yield path, x, y
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _fields(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(path, before, after) of the values that differ, the innermost."""
     if isinstance(before, dict) and isinstance(after, dict):
@@ -295,10 +345,3 @@ def _fields(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any,
             yield from _fields(before.get(key), after.get(key), f"{path}.{key}")
     elif before != after:
         yield path, before, after
-
-
-def _told(value: Optional[Any]) -> str:
-    """A value in a sentence; a field that holds its default is not written down."""
-    if isinstance(value, (list, tuple, dict)):
-        return f"({', '.join(map(_told, value))})"
-    return "none" if value is None else f'"{value}"' if isinstance(value, str) else f"{value}"
