@@ -14,6 +14,7 @@ from runtime.engines.sampler import SamplerEngine, _Batch
 from runtime.engines.sampler_cache import Cache
 from runtime.engines.sampling import SamplingOptions, choose, invert, keep_top_k, keep_top_p
 from runtime.sequences import Sequences, ragged_index
+from tests.filling import fill
 
 SIZES = dict(vocab_size=61, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=40, initializer_range=0.3, bos_token_id=1, eos_token_id=2,
@@ -47,15 +48,8 @@ def build(name):
         if key.endswith("bias") or "norm" in key:
             torch.nn.init.normal_(value, 1.0 if "norm" in key else 0.0, 0.2)
     engine = SamplerEngine(shape_from_config(config.to_dict()), ModelLayout((0,)), 0)
-    fill(engine, model.state_dict(), ModelLayout((0,)), 0)
+    fill(engine.weights, pieces(engine.shape, "policy", ModelLayout((0,)), 0, "torch"), model.state_dict())
     return model, engine
-
-
-def fill(engine, state, layout, rank):
-    for piece in pieces(engine.shape, "policy", layout, rank, "torch"):
-        target = tuple(slice(o, o + s) for o, s in zip(piece.offset, piece.size))
-        source = tuple(slice(a, b) for a, b in zip(piece.start, piece.stop))
-        engine.weights[piece.local][target] = state[piece.tensor][source]
 
 
 @pytest.fixture(scope="module")

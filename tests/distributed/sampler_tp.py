@@ -19,6 +19,7 @@ from compiler.weights import pieces
 from runtime.engines.sampler import SamplerEngine
 from runtime.engines.sampling import SamplingOptions
 from runtime.meshes import Mesh, start
+from tests.filling import fill
 
 comm = MPI.COMM_WORLD
 SIZES = dict(hidden=48, layers=3, heads=4, kv_heads=2, head_dim=16, ffn=80, vocab=61, max_positions=40)
@@ -42,10 +43,8 @@ def weights(shape: ModelShape) -> dict[str, torch.Tensor]:
 
 
 def engine(shape: ModelShape, layout: ModelLayout, rank: int, group=None) -> SamplerEngine:
-    made, whole = SamplerEngine(shape, layout, rank, group), weights(shape)
-    for piece in pieces(shape, "policy", layout, rank, "torch"):
-        target = tuple(slice(o, o + s) for o, s in zip(piece.offset, piece.size))
-        made.weights[piece.local][target] = whole[piece.tensor][tuple(map(slice, piece.start, piece.stop))]
+    made = SamplerEngine(shape, layout, rank, group)
+    fill(made.weights, pieces(shape, "policy", layout, rank, "torch"), weights(shape))
     return made
 
 

@@ -31,6 +31,7 @@ from runtime.engines.sampler import SamplerEngine
 from runtime.hf_folder import HFFolder
 from runtime.in_place import InPlace
 from runtime.transfer import WeightMover
+from tests.filling import fill
 
 comm = MPI.COMM_WORLD
 TRAINING = {  # (tp, pp, dp) by the number of ranks
@@ -43,9 +44,7 @@ SMALL_BUCKET = 4000  # bytes: cuts the embedding, and needs many exchanges
 
 def expected(weights: WeightLayout, canonical: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     made = {name: torch.zeros(size, dtype=dtype) for name, size in weights.local_tensors(comm.rank).items()}
-    for piece in weights.pieces(comm.rank):
-        place = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.size))
-        made[piece.local][place] = canonical[piece.tensor][tuple(map(slice, piece.start, piece.stop))].to(dtype)
+    fill(made, weights.pieces(comm.rank), canonical)
     return made
 
 

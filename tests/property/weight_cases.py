@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from compiler.layout import ModelLayout
 from compiler.shapes import ModelShape
 from compiler.weights import WeightLayout, misfit
+from tests.filling import fill
 
 
 @st.composite
@@ -53,7 +54,5 @@ def box(start, stop) -> tuple[slice, ...]:
 def local_arrays(weights: WeightLayout, rank: int, whole: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The local tensors of a rank as its pieces say, padding being -1."""
     made = {name: np.full(size, -1) for name, size in weights.local_tensors(rank).items()}
-    for piece in weights.pieces(rank):
-        end = [o + n for o, n in zip(piece.offset, piece.size)]
-        made[piece.local][box(piece.offset, end)] = whole[piece.tensor][box(piece.start, piece.stop)]
+    fill(made, weights.pieces(rank), whole)
     return made
