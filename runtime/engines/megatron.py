@@ -19,6 +19,7 @@ from compiler.shapes import ModelShape
 from compiler.weights import WeightLayout
 from runtime.engines.base import MASTER, AdamW, Call, Execution, Objective
 from runtime.engines.host import Offloads
+from runtime.engines.megatron_attention import take
 from runtime.engines.megatron_batch import MicroBatch, Reading, Rotary, pack
 from runtime.engines.megatron_model import Trunk, using
 from runtime.engines.megatron_optim import MegatronAdamW
@@ -147,7 +148,7 @@ class MegatronEngine(Offloads):
     # ---- heads
 
     def _read(self, batch: MicroBatch, hidden: Tensor) -> dict[str, Tensor]:
-        """hidden [tokens, 1, hidden] → results of the calls, by name."""
+        """hidden [m, 1, hidden], of the tokens that are read → results of the calls, by name."""
         alike: dict[tuple, dict[str, Reading]] = {}
         for name, reading in batch.readings.items():
             alike.setdefault((id(reading.at), reading.call.temperature), {})[name] = reading
@@ -160,7 +161,7 @@ class MegatronEngine(Offloads):
     def _head(self, readings: Mapping[str, Reading], hidden: Tensor) -> dict[str, Tensor]:
         """Readings of the same tokens at the same temperature."""
         reading = next(iter(readings.values()))
-        states = hidden.index_select(0, reading.at)
+        states = take(hidden, reading.at)
         if self.role != "policy":
             return dict.fromkeys(readings, self._trunks[-1].scalars(states))
         wants_entropy = any(r.call.operation == "entropy" for r in readings.values())

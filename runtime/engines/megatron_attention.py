@@ -2,13 +2,13 @@
 
 Everything but attention treats tokens one by one, so a micro-batch stays packed, [tokens, 1, hidden], from the
 embedding to the head. Only here queries, keys and values are laid out as a padded grid, [rows, longest], for torch's
-fused kernel. Rows are padded at their end: under a causal mask no real token sees padding. No other mask is needed,
-unless a sliding window cuts off what is far.
+fused kernel or for plain products. Rows are padded at their end: under a causal mask no real token sees padding. No
+other mask is needed, unless a sliding window cuts off what is far.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from runtime.engines import megatron_cpu  # noqa: F401  must precede megatron.core
@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from runtime.engines.megatron_scores import attended, suits
+
 
 @dataclass
 class PackedRows(PackedSeqParams):
@@ -26,6 +28,7 @@ class PackedRows(PackedSeqParams):
     slots: int64 [tokens], the place of each token in the flattened grid of rows × longest
     cos, sin: f32 [tokens, 1, head_dim / 2], rotation of each token's position
     mask: bool [longest, longest], which keys a query sees; None: all up to its own
+    read: int64 [m], ascending, the tokens whose results are wanted; None: all
     """
 
     rows: int = 0
@@ -34,6 +37,15 @@ class PackedRows(PackedSeqParams):
     cos: Optional[Tensor] = None
     sin: Optional[Tensor] = None
     mask: Optional[Tensor] = None
+    read: Optional[Tensor] = None
+
+    def reading(self, read: Optional[Tensor]) -> "PackedRows":
+        """The same rows, of whose tokens these are wanted."""
+        return replace(self, read=read)
+
+    def taken(self, x: Tensor) -> Tensor:
+        """x [tokens, ..] → of the tokens that are wanted."""
+        return x if self.read is None else take(x, self.read)
 
 
 class PackedAttention(torch.nn.Module):
@@ -46,16 +58,19 @@ class PackedAttention(torch.nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: None, *, packed_seq_params: PackedRows, **_: Any
     ) -> Tensor:
-        """query [tokens, heads, head_dim], key, value [tokens, kv_heads, head_dim] → [tokens, 1, heads * head_dim]."""
+        """query [tokens, heads, head_dim], key, value [tokens, kv_heads, head_dim] → [m, 1, heads * head_dim]."""
         packed = packed_seq_params
         query = _Rotate.apply(query, packed.cos, packed.sin)
         key = _Rotate.apply(key, packed.cos, packed.sin)
-        grid = F.scaled_dot_product_attention(
-            *(self._pad(x, packed) for x in (query, key, value)),
-            attn_mask=packed.mask, is_causal=packed.mask is None, scale=self.scale, enable_gqa=query.shape[1] != key.shape[1],
-        )
+        grids = [self._pad(x, packed) for x in (query, key, value)]
+        if suits(query, packed.longest):
+            grid = attended(*grids, packed.mask, self.scale or query.shape[2] ** -0.5)
+        else:
+            grid = F.scaled_dot_product_attention(
+                *grids, attn_mask=packed.mask, is_causal=packed.mask is None, scale=self.scale,
+                enable_gqa=query.shape[1] != key.shape[1])
         flat = grid.transpose(1, 2).reshape(packed.rows * packed.longest, -1)
-        return _Unpad.apply(flat, packed.slots).unsqueeze(1)
+        return take(flat, packed.slots if packed.read is None else packed.slots[packed.read]).unsqueeze(1)
 
     @staticmethod
     def _pad(x: Tensor, packed: PackedRows) -> Tensor:
@@ -80,21 +95,24 @@ class _Pad(torch.autograd.Function):
         return (grad if grad.shape[0] == slots.numel() else grad.index_select(0, slots)), None, None
 
 
-class _Unpad(torch.autograd.Function):
-    """The inverse of `_Pad`."""
+def take(x: Tensor, places: Tensor) -> Tensor:
+    """The rows of x at `places`, which are different ones and ascend; the inverse of `_Pad`."""
+    return x if x.shape[0] == places.numel() else _Take.apply(x, places)
+
+
+class _Take(torch.autograd.Function):
+    """Its gradient copies, as no row is taken twice."""
 
     @staticmethod
-    def forward(ctx, grid: Tensor, slots: Tensor) -> Tensor:
-        ctx.save_for_backward(slots)
-        ctx.size = grid.shape[0]
-        return grid if ctx.size == slots.numel() else grid.index_select(0, slots)
+    def forward(ctx, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.size = x.shape[0]
+        return x.index_select(0, places)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        (slots,) = ctx.saved_tensors
-        if ctx.size == slots.numel():
-            return grad, None
-        return grad.new_zeros(ctx.size, *grad.shape[1:]).index_copy_(0, slots, grad), None
+        (places,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.size, *grad.shape[1:]).index_copy_(0, places, grad), None
 
 
 class _Rotate(torch.autograd.Function):

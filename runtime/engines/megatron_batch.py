@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, Optional
 
 import torch
 from torch import Tensor
@@ -14,11 +14,14 @@ from runtime.engines.positions import window_mask
 from runtime.sequences import Sequences
 
 
+_NOTHING = torch.zeros(0, dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class Reading:
     """What one call reads.
 
-    at: int64 [results], tokens of the micro-batch whose hidden states it needs
+    at: int64 [results], ascending, which of the hidden states that come out of the model it needs
     targets: int64 [results], for each of them the token that follows
     """
 
@@ -57,7 +60,7 @@ class Rotary:
 def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.device, multiple: int = 1) -> MicroBatch:
     """Batches that several calls share go through the model once, filled up to a multiple of tokens, at least one.
 
-    window: of `ModelShape`
+    window: of `ModelShape`; multiple: above 1 where tensor-parallel ranks hold a part of the tokens each, of all layers
     """
     batches = {id(call.batch): call.batch for call in calls.values() if len(call.batch)}
     count = sum(batch.tokens.numel() for batch in batches.values())
@@ -71,7 +74,12 @@ def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.d
     mask = window_mask(window, longest, device)
     packed = PackedRows(qkv_format="thd", rows=len(joined), longest=longest, slots=slots, cos=cos, sin=sin, mask=mask)
     tokens = joined.tokens.to(device)
-    return MicroBatch(tokens.unsqueeze(0), packed, _readings(calls, batches, tokens))
+    sites = _sites_of(batches)
+    wanted = {name: sites.get((id(call.batch), SITES[call.operation]), _NOTHING) for name, call in calls.items()}
+    read = torch.cat([_NOTHING, *wanted.values()]).unique() if multiple == 1 else _NOTHING
+    if read.numel():
+        packed = packed.reading(read.to(device))
+    return MicroBatch(tokens.unsqueeze(0), packed, _readings(calls, wanted, read, tokens))
 
 
 def _filling(tokens: int) -> Sequences:
@@ -79,19 +87,27 @@ def _filling(tokens: int) -> Sequences:
     return Sequences(torch.zeros(tokens, dtype=torch.int64), torch.tensor([tokens]), torch.tensor([0]))
 
 
-def _readings(calls: Mapping[str, Call], batches: Mapping[int, Sequences], tokens: Tensor) -> dict[str, Reading]:
-    """Calls that read the same tokens get the same tensors, by which the heads know them. tokens: of all batches."""
-    following, nowhere = tokens.roll(-1), tokens.new_empty(0)
-    sites: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
-    first_token = 0
+def _readings(
+    calls: Mapping[str, Call], wanted: Mapping[str, Tensor], read: Tensor, tokens: Tensor
+) -> dict[str, Reading]:
+    """Calls that read the same tokens get the same tensors, by which the heads know them.
+
+    wanted: tokens by call; read: all of them, or nothing where the model gives the states of all tokens
+    """
+    following, shared = tokens.roll(-1), {}
+    for at in wanted.values():
+        place = torch.searchsorted(read, at) if read.numel() else at
+        shared[id(at)] = place.to(tokens.device), following[at.to(tokens.device)]
+    return {name: Reading(calls[name], *shared[id(at)]) for name, at in wanted.items()}
+
+
+def _sites_of(batches: Mapping[int, Sequences]) -> dict[tuple[int, str], Tensor]:
+    """By batch and site, tokens of all batches, ascending."""
+    sites, first_token = {}, 0
     for key, batch in batches.items():
-        for site, at in _sites(batch).items():
-            at = (at + first_token).to(tokens.device)
-            sites[key, site] = at, following[at]
+        sites |= {(key, site): at + first_token for site, at in _sites(batch).items()}
         first_token += batch.tokens.numel()
-    elsewhere = nowhere, nowhere
-    places = {name: (id(call.batch), SITES[call.operation]) for name, call in calls.items()}
-    return {name: Reading(call, *sites.get(places[name], elsewhere)) for name, call in calls.items()}
+    return sites
 
 
 def _sites(batch: Sequences) -> dict[str, Tensor]:

@@ -9,13 +9,11 @@ from runtime.engines import megatron_cpu  # noqa: F401  must precede megatron.co
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, gather_from_sequence_parallel_region,
 )
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import GlobalMemoryBuffer
 from torch import Tensor
@@ -25,8 +23,9 @@ from compiler.layout import megatron_stages
 from compiler.shapes import ModelShape
 from compiler.weights import padded_vocab
 from runtime.engines.base import Execution
-from runtime.engines.megatron_attention import PackedAttention, PackedRows
-from runtime.engines.megatron_norm import RMSNorm
+from runtime.engines.megatron_attention import PackedRows
+from runtime.engines.megatron_layer import layers
+from runtime.engines.megatron_linear import linear, native
 from runtime.meshes import LayoutGroups
 
 
@@ -82,7 +81,7 @@ class Trunk(GPTModel):
         vp_stage = None if _virtual(groups) is None else chunk
         last = groups.is_last and chunk == chunks - 1
         super().__init__(
-            config, _layers(config, groups, vp_stage),
+            config, layers(config, groups, vp_stage),
             vocab_size=padded_vocab(shape, groups.layout.tp), max_sequence_length=shape.max_positions,
             pre_process=groups.is_first and chunk == 0, post_process=last, vp_stage=vp_stage,
             share_embeddings_and_output_weights=shape.tied and role == "policy",
@@ -96,18 +95,20 @@ class Trunk(GPTModel):
         _mark_sharded(self)
 
     def forward(self, tokens: Tensor, packed: PackedRows) -> Tensor:
-        """tokens int64 [1, tokens] → [tokens, 1, hidden]; a later stage takes what `set_input_tensor` was given.
+        """tokens int64 [1, tokens] → [tokens, 1, hidden], in the end [m, 1, hidden] of the m tokens that are read.
+
+        A later stage takes what `set_input_tensor` was given.
 
         The layers run without the block around them: as nothing is dropped, its random states, which want CUDA, and
         its checkpointing, which saves them, have no use.
         """
         hidden = self._embedded(tokens) if self.pre_process else self.decoder.input_tensor
         for layer in self.decoder.layers:
-            inputs = {"hidden_states": hidden, "attention_mask": None, "packed_seq_params": packed}
+            rows = packed if self.post_process and layer is self.decoder.layers[-1] else packed.reading(None)
             if self.recompute and torch.is_grad_enabled():
-                hidden = checkpoint(layer, **inputs, use_reentrant=False, preserve_rng_state=False)[0]
+                hidden = checkpoint(layer, hidden, rows, use_reentrant=False, preserve_rng_state=False)
             else:
-                hidden = layer(**inputs)[0]
+                hidden = layer(hidden, rows)
         if not self.post_process:
             return hidden
         hidden = self.decoder.final_layernorm(hidden)
@@ -121,24 +122,15 @@ class Trunk(GPTModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [k, hidden] → this rank's columns, those of the padding too, [k, padded vocabulary / tp]."""
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        return self.output_layer(hidden, weight=weight)[0]
+        tied, head = self.share_embeddings_and_output_weights, self.output_layer
+        weight = self.shared_embedding_or_output_weight() if tied else head.weight
+        if native(hidden):
+            return linear(hidden, weight, group=self.pg_collection.tp if head.allreduce_dgrad else None)
+        return head(hidden, weight=weight)[0]
 
     def scalars(self, hidden: Tensor) -> Tensor:
         """hidden [k, hidden] → f32 [k]."""
         return self.output_layer(hidden).float().squeeze(1)
-
-
-def _layers(config: TransformerConfig, groups: LayoutGroups, vp_stage: Optional[int]) -> TransformerBlockSubmodules:
-    """Megatron's own layers with our attention and norm."""
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
-    layer.submodules.self_attention.submodules.core_attention = PackedAttention
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
-    if config.qk_layernorm:
-        attention = layer.submodules.self_attention.submodules
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    here = get_num_layers_to_build(config, vp_stage, groups.at.pp)
-    return TransformerBlockSubmodules(layer_specs=[layer] * here, layer_norm=RMSNorm)
 
 
 def _mark_sharded(trunk: torch.nn.Module) -> None:
