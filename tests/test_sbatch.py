@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from compiler.cluster import Cluster
 from compiler.compile import compile_program
-from compiler.plan import Plan
+from compiler.plan import GroupSpec, Plan
 from compiler.reading.sbatch import Job, job_script
 from rlhf_dsl.cli import main
 from rlhf_dsl.diagnostics import DiagnosticError
 from tests.compiling import CLUSTER, shipped
+
+replace = dataclasses.replace
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,26 @@ def test_the_script_starts_the_ranks(plan, tmp_path, path):
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "1", "--mpi=pmix", "--kill-on-bad-exit=1", "rlflowc", "run", "--run-dir", "runs/grpo-7", "--", path]
+        "1", "--distribution=block,Pack", "--mpi=pmix", "--kill-on-bad-exit=1", "rlflowc", "run", "--run-dir", "runs/grpo-7", "--", path]
+
+
+def test_unlike_nodes_are_parts_of_one_job(plan):
+    """The first 4 ranks on a node of one kind, the others on two nodes of another, each kind from a node of its own."""
+    mixed = Cluster("mixed", (replace(CLUSTER.machines[0], name="big", devices_per_node=8),
+                              replace(CLUSTER.machines[0], name="small pool", nodes=2, devices_per_node=2)))
+    groups = (GroupSpec(("actor",), 0, 4, "big"), GroupSpec(("ref",), 4, 3, "small pool"))
+    script = job_script(replace(plan, cluster=mixed.digest, groups=groups, world=7), Path("p.json"), mixed, Job(gpus=True))
+    first, second = (asked(part) for part in script.split("#SBATCH hetjob\n"))
+    assert (first["nodes"], first["ntasks"], first["ntasks-per-node"], first["constraint"]) == ("1", "4", "4", "big")
+    assert (second["nodes"], second["ntasks"], second["ntasks-per-node"], second["constraint"]) == (
+        "2", "3", "2", "small-pool")
+    assert "srun --het-group=0-1 " in script and first["gpus-per-task"] == second["gpus-per-task"] == "1"
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+def test_nodes_that_are_alike_need_no_feature(plan):
+    script = job_script(plan, Path("p.json"), CLUSTER, Job())
+    assert "hetjob" not in script and "constraint" not in script and "--het-group" not in script
 
 
 def test_a_name_cannot_add_lines(plan):

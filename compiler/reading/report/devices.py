@@ -59,7 +59,7 @@ def cells_of(plan: Plan, cluster: Cluster) -> tuple[Cell, ...]:
 
 
 def _group_at(groups: tuple[GroupSpec, ...], rank: int) -> int:
-    return next((i for i, g in enumerate(groups) if g.first <= rank < g.first + g.ranks), -1)
+    return next((i for i, g in enumerate(groups) if g.first <= rank <= g.last), -1)
 
 
 def cut_of(spec: LayoutSpec) -> Cut:
@@ -67,11 +67,12 @@ def cut_of(spec: LayoutSpec) -> Cut:
                (min(spec.tp, MOST_STRIPES), spec.tp))
 
 
-def where(group: GroupSpec, cluster: Cluster) -> str:
-    """`ranks 0-63, 8 nodes of a100`"""
-    text = ranks_text(range(group.first, group.first + group.ranks))
+def where(plan: Plan, group: GroupSpec, cluster: Cluster) -> str:
+    """`ranks 0-63, on 8 nodes of a100`: each part of a cluster begins on a node of its own."""
+    text = ranks_text(range(group.first, group.last + 1))
     if cluster.is_local:
         return text
-    each = cluster.devices_per_node
-    nodes = (group.first + group.ranks - 1) // each - group.first // each + 1
+    each = next((m.devices_per_node for m in cluster.machines if m.name == group.pool), cluster.devices_per_node)
+    begin = min((g.first for g in plan.groups if g.pool == group.pool), default=0) if group.pool else 0
+    nodes = (group.last - begin) // each - (group.first - begin) // each + 1
     return f"{text}, on {plural(nodes, 'node')} of {group.pool or cluster.name}"

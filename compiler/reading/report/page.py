@@ -116,7 +116,7 @@ class _Page:
     def group(self, number: int) -> dict[str, Any]:
         group = groups_of(self.plan)[number]
         layouts = [name for member in group.members for name in layouts_of(self.plan, member)]
-        return {"models": ", ".join(group.members), "where": where(group, self.cluster),
+        return {"models": ", ".join(group.members), "where": where(self.plan, group, self.cluster),
                 "layouts": [self._layout(name) for name in layouts]}
 
     def _layout(self, name: str) -> dict[str, Any]:
