@@ -47,6 +47,7 @@ def explain(case: Case, out: int | None) -> float:
     command = [sys.executable, "-P", "-m", "rlhf_dsl.cli", "explain", "-", "--cluster",
                str(PROGRAMS / "clusters" / f"{case.cluster}.toml"), *SIZES]
     environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
     began = time.perf_counter()
     subprocess.run(command, input=program_of(case), text=True, check=True, stdout=out, cwd=PROGRAMS, env=environment)
     return time.perf_counter() - began

@@ -1,6 +1,6 @@
 """The graph between a checked program and a plan: operations in the order of execution, values under the user's names.
 
-A `FlowGraph` is never changed: a pass builds a new one. `networkx` serves as an index over it.
+A `FlowGraph` is never changed: a pass builds a new one. `networkx` serves as an index over it, where one is asked for.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Optional
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Optional
 
 from compiler.exprs import brief
 from rlhf_dsl.ast import Span
 from rlhf_dsl.typed import Expr, Type
+
+if TYPE_CHECKING:
+    from networkx import DiGraph
 
 KINDS = (
     "data", "generate", "reply", "forward", "equation", "pyop", "keep", "metric", "state", "statistics", "train", "optimizer",
@@ -80,8 +81,27 @@ class FlowGraph:
     values: dict[str, Value]
     side: dict[str, Any] = field(default_factory=dict)
 
-    def index(self) -> nx.DiGraph:
+    def reads(self) -> list[set[int]]:
+        """By operation, those above it whose values it reads."""
+        maker: dict[str, int] = {}
+        found = []
+        for i, op in enumerate(self.ops):
+            found.append({maker[name] for name in op.inputs if name in maker})
+            maker.update(dict.fromkeys(op.outputs, i))
+        return found
+
+    def needed(self, roots: Iterable[int]) -> set[int]:
+        """Operations and all that stand above them for their sake."""
+        found, reads = set(roots), self.reads()
+        for i in reversed(range(len(self.ops))):
+            if i in found:
+                found |= reads[i]
+        return found
+
+    def index(self) -> DiGraph:
         """Operations as nodes 0, 1, ...; an edge for each value, with its name as `value`."""
+        import networkx as nx
+
         graph, maker = nx.DiGraph(), {}
         for i, op in enumerate(self.ops):
             graph.add_node(i, op=op)

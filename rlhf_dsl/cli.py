@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib
 import os
 import sys
@@ -11,6 +13,7 @@ from typing import Callable, Optional, Sequence
 
 from rlhf_dsl import arguments, terminal
 from rlhf_dsl.diagnostics import DiagnosticError
+from rlhf_dsl.uncollected import uncollected
 from rlhf_dsl.version import VERSION
 
 INTERNAL_ERROR, INTERRUPTED = 70, 130
@@ -31,6 +34,7 @@ _COMMANDS = {
     "eval": "runtime.feeds.command:eval_command",
     "profile": "runtime.profile.command:profile_command",
 }
+_PLANNING = frozenset(("compile", "explain", "diff", "graph"))  # what they make stays until they end, soon
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -39,8 +43,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = argparse.Namespace(verbose=False, color="auto")
     try:
         arguments.parser().parse_args(argv, args)
-        code = _command(args.command)(args)
+        with uncollected() if args.command in _PLANNING else contextlib.nullcontext():
+            code = _command(args.command)(args)
         sys.stdout.flush()
+        if argv is None:
+            gc.freeze()  # the process ends: its last looks for cycles would go through everything
         return code
     except DiagnosticError as error:
         terminal.show(error.diagnostics, args.color)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import networkx as nx
-
 from compiler.ir import FlowGraph, Op
 from rlhf_dsl.typed import Expr
 
@@ -23,9 +21,7 @@ class DeadCode:
     name: str = "dce"
 
     def __call__(self, graph: FlowGraph) -> FlowGraph:
-        index = graph.index()
-        roots = [i for i, op in enumerate(graph.ops) if op.kind in ROOTS or self._is_wanted(graph, op)]
-        alive = set(roots).union(*(nx.ancestors(index, i) for i in roots))
+        alive = graph.needed(i for i, op in enumerate(graph.ops) if op.kind in ROOTS or self._is_wanted(graph, op))
         return graph.with_ops(op for i, op in enumerate(graph.ops) if i in alive)
 
     def _is_wanted(self, graph: FlowGraph, op: Op) -> bool:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import networkx as nx
-
 from compiler import names
 from compiler.ir import FlowGraph
 
@@ -26,8 +24,6 @@ class Pipeline:
     def __call__(self, graph: FlowGraph) -> FlowGraph:
         if not self.lag:
             return graph
-        index = graph.index()
-        batch = {i for i, op in enumerate(graph.ops) if op.phase == names.ROLLOUT and op.kind in MADE_AHEAD}
-        ahead = batch.union(*(nx.ancestors(index, i) for i in batch))
+        ahead = graph.needed(i for i, op in enumerate(graph.ops) if op.phase == names.ROLLOUT and op.kind in MADE_AHEAD)
         first = [graph.ops[i].replace(phase=names.AHEAD) for i in sorted(ahead)]
         return graph.with_ops([*first, *(op for i, op in enumerate(graph.ops) if i not in ahead)])

@@ -36,15 +36,13 @@ class Schedule:
 
 def _needs(graph: FlowGraph) -> list[set[int]]:
     """By operation, those before it: whose values it reads; before an optimizer's step, all calls of its model."""
-    maker: dict[str, int] = {}
     calls: dict[tuple[str, str], set[int]] = {}
-    needs = []
+    needs = graph.reads()
     for i, op in enumerate(graph.ops):
-        stepped = calls.get((op.phase, op.model), set()) if op.kind == "optimizer" else set()
-        needs.append({maker[name] for name in op.inputs if name in maker} | stepped)
-        maker.update(dict.fromkeys(op.outputs, i))
         if op.kind in CALLING:
             calls.setdefault((op.phase, op.model), set()).add(i)
+        if op.kind == "optimizer":
+            needs[i] |= calls.get((op.phase, op.model), set())
     return needs
 
 

@@ -161,7 +161,10 @@ def _resident(lists: Sequence[Sequence[Option]], usable: float, near: Near, know
 def beaten(times: tuple[float, ...], known: Sequence[Point], near: Near) -> bool:
     """Whether a point is as fast as `times` in each stage, or nearly so."""
     wider = tuple(t * (1 + near.time) for t in times)
-    return any(all(map(operator.le, point.times, wider)) for point in known)
+    for point in known:
+        if all(map(operator.le, point.times, wider)):
+            return True
+    return False
 
 
 def _appended(partial: _Partial, other: _Partial) -> _Partial:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
 
 from compiler.cost import generation, training
@@ -14,7 +15,7 @@ from compiler.cost.sizes import Sizes, sizes_of
 from compiler.cost.training import Micro
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call, PlacedModel, Workload
 from compiler.machine import Machine
-from compiler.search.thinning import EXACT, Near, thinned, thinned_with_memory
+from compiler.search.thinning import EXACT, Near, thinned_with_memory
 
 
 class Choice(NamedTuple):
@@ -135,7 +136,7 @@ class _Ways(NamedTuple):
                 yield from self._joined(base, train, generate, offload)
 
     def _joined(self, base: Option, train: Option, generate: Option, offload: bool) -> Iterator[Option]:
-        weights, kept = self._weights, base.resident + train.resident
+        weights, kept = base.resident, base.resident + train.resident
         times = tuple(map(sum, zip(base.times, train.times, generate.times)))
         work = max(base.work, train.work, generate.work)
         if offload:
@@ -173,13 +174,13 @@ class _Ways(NamedTuple):
         """With gradients and states on the device."""
         if not calls:
             return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
-        resident = self._gradients + self._states
+        resident, kept = self._gradients + self._states, self._weights + self._gradients
         rows = max(training.minibatch_rows(self.degrees, call) for _, call in calls)
         found = []
         for micro in self._micros(rows, calls):
             work = max(training.activation_bytes(self.machine, self.sizes, self.degrees, call, micro)
                        for _, call in calls)
-            if self._weights + self._gradients + work > self.machine.usable:
+            if kept + work > self.machine.usable:
                 continue
             times = list(self._none)
             for i, call in calls:
@@ -228,11 +229,12 @@ class _Ways(NamedTuple):
         if not calls:
             return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
         moved = {degrees: self._transition(degrees) for degrees in dict.fromkeys(s.degrees for s in self.sampled)}
+        room = self.machine.usable - self._weights
         found = []
         for one in self.sampled:
             seconds, weights = moved[one.degrees]
             work = one.cache + weights
-            if self._weights + work <= self.machine.usable:
+            if work <= room:
                 times = list(one.times)
                 for i, call in calls:
                     times[i] += seconds * call.counted
@@ -246,21 +248,18 @@ class _Ways(NamedTuple):
 
 
 def _pairs(trains: Sequence[Option], generates: Sequence[Option]) -> Iterator[tuple[Option, Option]]:
-    """For each limit of memory that makes a difference, the fastest of both under it."""
-    if len(trains) == 1 or len(generates) == 1:  # each is the fastest under the limit of its own memory
-        yield from itertools.product(trains, generates)
-        return
-    seen = set()
-    for limit in sorted({o.work for o in (*trains, *generates)}):
-        fast = [thinned((o for o in each if o.work <= limit), _times) for each in (trains, generates)]
-        for pair in itertools.product(*fast):
-            if pair not in seen:
-                seen.add(pair)
-                yield pair
+    """Pairs that some limit of memory makes the fastest of both under it."""
+    ends = _outdone(generates)
+    for train, end in zip(trains, _outdone(trains)):
+        for generate, other in zip(generates, ends):
+            if max(train.work, generate.work) < min(end, other):
+                yield train, generate
 
 
-def _times(option: Option) -> tuple[float, ...]:
-    return option.times
+def _outdone(found: Sequence[Option]) -> list[float]:
+    """By option, the least work beyond its own with which another is as fast in each stage."""
+    return [min((o.work for o in found if o.work > one.work and all(map(operator.le, o.times, one.times))),
+                default=math.inf) for one in found]
 
 
 def _waves(rows: int) -> tuple[int, ...]:

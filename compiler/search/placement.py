@@ -6,10 +6,8 @@ ends with its slowest set, and an iteration is the sum of its stages. Branch and
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Callable, Iterator, NamedTuple, Optional, Sequence
 
@@ -19,6 +17,7 @@ from compiler.search.bounds import Bounds, Entry
 from compiler.search.fronts import Fronts
 from compiler.search.options import Choice, Option
 from compiler.search.space import partitions
+from rlhf_dsl.uncollected import uncollected
 
 TIME, DEVICE_HOURS = "time", "device-hours"
 OBJECTIVES = (TIME, DEVICE_HOURS)
@@ -97,25 +96,13 @@ def search(workload: Workload, machines: Sequence[Machine], objective: str = TIM
     """
     began = time.perf_counter()
     run = _Search(workload, tuple(machines), objective, keep, fronts or Fronts(workload, machines))
-    with _uncollected():
+    with uncollected():
         run.all(progress or (lambda done, total, best: None))
     if not run.best:
         return None
     first, *others = (run.found(solution) for solution in run.best)
     return Found(first.groups, first.stages, tuple(others), run.considered, run.divisions, run.feasible,
                  time.perf_counter() - began)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """A search makes a great many tuples and no cycles, which a collector would look for again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class _Solution(NamedTuple):
