@@ -1,7 +1,7 @@
 """Run under mpiexec with a plan as argument: how much memory each rank has resident after iteration 20, and at the end.
 
 What is free but kept by the allocator for later is given back before it is read: it comes and goes with lengths.
-Rank 0 prints one line of JSON: by rank, [bytes after iteration 20, bytes after the last, seconds an iteration].
+Rank 0 prints one line of JSON: `by rank`, [bytes after iteration 20, bytes after the last, seconds an iteration].
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     seconds = (time.perf_counter() - began) / plan.run.steps
     every = comm.gather([*resident, seconds])
     if comm.rank == 0:
-        print(json.dumps(every), flush=True)
+        print(json.dumps({"by rank": every}), flush=True)
     torch.distributed.destroy_process_group()
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from compiler.compile import compile_program
-from tests.distributed.judging import Subject, on_ranks, shipped_programs
+from tests.distributed.judging import Subject, told
 
 PLAN = """
 plan:
@@ -19,11 +17,11 @@ plan:
 
 
 @pytest.mark.slow
-def test_memory_is_that_of_the_first_iterations(tmp_path):
-    programs = shipped_programs(tmp_path / "programs")
-    subject = Subject("ppo", "qwen2", {"b": "4", "e": "2", "run.steps": "200"}, (("epochs=2, minibatches=4", "minibatches=1"),))
+def test_memory_is_that_of_the_first_iterations(programs, tmp_path):
+    sizes = {"b": "4", "e": "2", "run.steps": "200"}
+    subject = Subject("ppo", "qwen2", sizes, (("epochs=2, minibatches=4", "minibatches=1"),))
     path = tmp_path / "ppo.plan.json"
     path.write_text(compile_program(subject.checked(PLAN, programs), ranks=2).to_json())
-    found = json.loads(on_ranks(2, "resident", path, tmp_path / "scratch").splitlines()[-1])
-    for settled, last, _ in found:
+    (found,) = told(2, "resident", path, tmp_path / "scratch")
+    for settled, last, _ in found["by rank"]:
         assert last <= 1.02 * settled, found

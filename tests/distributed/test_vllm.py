@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from judging import ROOT, on_ranks
 
 from compiler.compile import compile_program
 from rlhf_dsl.frontend import loads
 from runtime.launch import SHARED_MEMORY, job_name
+from tests.distributed import judging
 
 CLOSE = 1e-4
 PROGRAM = """
@@ -24,6 +24,7 @@ data prompts[b] = jsonl("FOLDER/prompts.jsonl", "prompt")
 data held[e]    = jsonl("FOLDER/prompts.jsonl", "prompt")
 
 model actor = policy("builtin:tiny") trained by adamw(lr=3e-4)
+MODELS
 
 rollout:
     y[b, g, t] = actor.generate(prompts, temperature=1.0)
@@ -31,8 +32,9 @@ rollout:
     old        = actor.logprobs(y)
     adv        = 1.0 - 0.1 * sum[t](abs(old))
 
-    metric plain  = max(abs(y.logprobs - old))
-    metric cold   = max(abs(c.logprobs - actor.logprobs(c)))
+    metric plain  = max(abs(y.logprobs - DREW.logprobs(y)))
+    metric cold   = max(abs(c.logprobs - DREW.logprobs(c)))
+    metric stale  = max(abs(y.logprobs - old))
     metric length = mean(length[t](y))
 
 update(epochs=1, minibatches=3):
@@ -43,13 +45,29 @@ eval:
     metric length = mean(length[v](z))
 
 plan:
-    actor.train: PARALLEL
-    actor.generate: PARALLEL, engine(ENGINE)
+    PLAN
 
 run:
-    steps = 2
+    RUN
 """
-PLANS = {"dp2": ("parallel(tp=1)", "vllm"), "tp2": ("parallel(tp=2)", "vllm"), "sampler": ("parallel(tp=1)", "torch")}
+AT_ONCE = {"MODELS": "", "DREW": "actor", "RUN": "steps = 2"}
+# Actions come last in an iteration: `older` is the actor of one iteration ago, which has drawn the batch.
+ONE_LATE = {
+    "MODELS": 'model now   = policy("builtin:tiny")\nmodel older = policy("builtin:tiny")', "DREW": "older",
+    "RUN": "steps = 3\n    lag = 1\n    every 1: copy(now, older), copy(actor, now)",
+}
+PLANS = {  # by name: ranks, the program's words, lines of `plan:`
+    "dp2": (2, AT_ONCE, "actor.train: parallel(tp=1); actor.generate: parallel(tp=1), engine(vllm)"),
+    "tp2": (2, AT_ONCE, "actor.train: parallel(tp=2); actor.generate: parallel(tp=2), engine(vllm)"),
+    "sampler": (2, AT_ONCE, "actor.train: parallel(tp=1); actor.generate: parallel(tp=1), engine(torch)"),
+    "one late": (2, ONE_LATE, "actor.generate: engine(vllm)"),
+    "one late, apart": (2, ONE_LATE, "actor.generate: devices(1), engine(vllm)"),
+    "one late, apart, sampler": (2, ONE_LATE, "actor.generate: devices(1)"),
+    "tp2 dp2": (4, AT_ONCE, "actor.train: parallel(tp=2); actor.generate: parallel(tp=2), engine(vllm)"),
+    "one late, apart, tp2": (
+        4, ONE_LATE, "actor.train: parallel(tp=2); actor.generate: devices(2), parallel(tp=2), engine(vllm)"),
+}
+LATE = [name for name in PLANS if "late" in name]
 
 
 @pytest.fixture(scope="module")
@@ -57,25 +75,42 @@ def told(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("vllm")
     rows = [{"prompt": f"{a}+{a + 3}="} for a in range(24)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    for name, (parallel, engine) in PLANS.items():
-        text = PROGRAM.replace("FOLDER", str(folder)).replace("PARALLEL", parallel).replace("ENGINE", engine)
-        (folder / f"{name}.plan.json").write_text(compile_program(loads(text), ranks=2).to_json())
-    ppo = ROOT / "programs" / "ppo.rlflow"
+    for name, (ranks, words, lines) in PLANS.items():
+        text = PROGRAM
+        for word, becomes in {**words, "FOLDER": str(folder), "PLAN": lines.replace("; ", "\n    ")}.items():
+            text = text.replace(word, becomes)
+        (folder / f"{name}.plan.json").write_text(compile_program(loads(text), ranks=ranks).to_json())
+    ppo = judging.ROOT / "programs" / "ppo.rlflow"
     text = ppo.read_text() + "\nplan:\n    actor.generate: engine(vllm)\n"
     learning = compile_program(loads(text, {"run.steps": "10"}, str(ppo)), ranks=2)
     (folder / "ppo.plan.json").write_text(learning.to_json())
-    lines = on_ranks(2, "vllm_cases", folder, folder / "scratch").splitlines()
-    assert not list(SHARED_MEMORY.glob(f"{job_name(str(folder / 'scratch'))}*"))
-    return [json.loads(line) for line in lines if line.startswith("{")]
+    found = []
+    for ranks in (2, 4):
+        found += judging.told(ranks, "vllm_cases", folder, folder / f"scratch-{ranks}")
+        assert not list(SHARED_MEMORY.glob(f"{job_name(str(folder / f'scratch-{ranks}'))}*"))
+    return found
 
 
-def test_log_probabilities_are_those_of_a_training_forward_after_updates(told):
-    found = {line["plan"]: line["metrics"] for line in told if "plan" in line}
-    for name in PLANS:
-        metrics = found[name]
-        last = metrics[-1]  # three updates lie before it
-        assert max(last["plain"], last["cold"]) < CLOSE, (name, last)
-        assert len(metrics) == 3 and last["train/actor"] != metrics[1]["train/actor"]
+@pytest.mark.parametrize("name", PLANS)
+def test_log_probabilities_are_those_of_a_training_forward_after_updates(told, name):
+    (metrics,) = [line["metrics"] for line in told if line.get("plan") == name]
+    assert max(max(m["plain"], m["cold"]) for m in metrics if "plain" in m) < CLOSE
+    assert len({m["train/actor"] for m in metrics if "plain" in m}) > 1
+    assert len(metrics) == PLANS[name][1]["RUN"].count("lag") + 3  # three updates lie before the last batch was drawn
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_with_lag_they_are_those_of_one_iteration_before(told, name):
+    (metrics,) = [line["metrics"] for line in told if line.get("plan") == name]
+    first, *later = [m["stale"] for m in metrics if "stale" in m]
+    assert first < CLOSE and len(later) == 2 and all(stale > 10 * CLOSE for stale in later)
+
+
+def test_so_they_are_with_top_p(told):
+    """Every token's probability by training forwards: what may be drawn, and at what log-probability."""
+    cases = {line["case"]: line["off"] for line in told if line.get("case", "").endswith("by training")}
+    assert len(cases) == 4 * len(PLANS)
+    assert {case: off for case, off in cases.items() if off is None or off > CLOSE} == {}
 
 
 def test_ppo_learns_with_it(told):
@@ -86,15 +121,20 @@ def test_ppo_learns_with_it(told):
 
 def test_every_response_could_have_been_drawn_and_ends_as_it_says(told):
     cases = [line for line in told if "case" in line]
-    assert len(cases) == 3 * 8 + 14
+    assert len([c for c in cases if "repeats" in c]) == 3 * 8 + 14
     assert [c for c in cases if c["off"] is None or c["off"] > CLOSE] == []
 
 
 def test_names_alone_decide_what_is_drawn(told):
-    cases = [line for line in told if "case" in line]
+    cases = [line for line in told if "repeats" in line]
     assert [c for c in cases if not (c["repeats"] and c["alike"])] == []
     random = [c for c in cases if "weights" in c["case"]]  # those of a trained model may all be alike
     assert len(random) == 14 and all(c["new"] and c["samples"] for c in random)
+
+
+def test_keys_and_values_take_what_they_may(told):
+    """Fewer sequences at once than are asked for, too."""
+    assert [line["case"] for line in told if not line.get("bounded", True)] == []
 
 
 def test_what_vllm_does_not_take_is_a_diagnostic(told):
