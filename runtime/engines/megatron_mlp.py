@@ -24,11 +24,16 @@ class GatedMLP(MLP):
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, Optional[Tensor]]:
         wide, _ = self.linear_fc1(hidden)
-        return self.linear_fc2(_SwiGLU.apply(wide))
+        return self.linear_fc2(swiglu(wide))
+
+
+def swiglu(wide: Tensor) -> Tensor:
+    """[.., 2 f] → silu(first half) * second half, [.., f]."""
+    return _SwiGLU.apply(wide)
 
 
 class _SwiGLU(torch.autograd.Function):
-    """[.., 2 f] → silu(first half) * second half, [.., f]. Both gradients are written into one tensor."""
+    """Both gradients are written into one tensor."""
 
     @staticmethod
     def forward(ctx, wide: Tensor) -> Tensor:
