@@ -10,6 +10,7 @@ from compiler import names
 from compiler.exprs import brief
 from compiler.ir import FlowGraph, Op
 from compiler.plan import LayoutSpec
+from compiler.reading.units import cut_text, ranks_text
 from rlhf_dsl import ast
 from rlhf_dsl.ast import Span
 from rlhf_dsl.builtins import call_text
@@ -95,7 +96,8 @@ def drawing_of(graph: FlowGraph, checked: Checked) -> Drawing:
 def phase_title(phase: str, checked: Checked) -> str:
     """`update, for each mini-batch`: when the operations of a phase run."""
     if not (names.is_update(phase) or names.is_before(phase) or names.is_eval(phase)):
-        return {names.SETUP: "once, before the first iteration", names.COMMIT: "after the updates"}.get(phase, phase)
+        return {names.SETUP: "once, before the first iteration", names.COMMIT: "after the updates",
+                names.AHEAD: "ahead, for the next iteration"}.get(phase, phase)
     index = names.phase_index(phase)
     section = names.prefix("eval" if names.is_eval(phase) else "update", index)[:-1]
     if names.is_eval(phase):
@@ -158,12 +160,18 @@ class _Words:
         return text[1:-1] if _wrapped(text) else text
 
     def _layout(self, op: Op) -> str:
-        """`actor.train tp1 pp1 dp2`, "" before layouts are known."""
+        """`actor.train tp1 pp1 dp2 on ranks 2-3`, "" before layouts are known."""
         name = next((self.graph.values[n].layout for n in op.outputs), "")
         if op.kind in ("optimizer", "train") and self.layouts:
             name = names.layout_name(op.model, "train")
         spec = self.layouts.get(name)
-        return f"{name} tp{spec.tp} pp{spec.pp} dp{spec.dp}" if spec else name
+        return f"{name} {cut_text(spec)}{self._ranks(spec)}" if spec else name
+
+    def _ranks(self, spec: LayoutSpec) -> str:
+        """` on ranks 2-3`, where not all layouts have the same."""
+        if len({(one.first, one.ranks) for one in self.layouts.values()}) < 2:
+            return ""
+        return f" on {ranks_text(range(spec.first, spec.first + spec.ranks))}"
 
 
 def _wrapped(text: str) -> bool:

@@ -60,9 +60,10 @@ def _mermaid_text(text: str) -> str:
 
 
 def caption(node: Node) -> str:
-    """The name, and below it how it is made."""
-    text = cut(node.text, LONGEST)
-    return node.title if not text or node.text == node.title else f"{cut(node.title, LONGEST)}\n{text}"
+    """The name, below it how it is made, and where, once that is known."""
+    lines = [cut(node.title, LONGEST)]
+    lines += [cut(node.text, LONGEST)] if node.text and node.text != node.title else []
+    return "\n".join(lines + [f"@{node.layout}"] * bool(node.layout))
 
 
 def cut(text: str, longest: int) -> str:
