@@ -13,9 +13,10 @@ import pytest
 
 from compiler.catalog import model_shape
 from compiler.cluster_file import read_cluster
-from compiler.compile import compile_program
-from compiler.cost import CostModel
+from compiler.compile import compile_program, lower_and_place
+from compiler.cost import CostModel, generation, memory, training
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN
+from compiler.emit import Target, emit
 from compiler.proof.fits import fit_faults
 from compiler.proof.verify import load_plan, walk
 from compiler.search.derive import workload_of
@@ -23,6 +24,7 @@ from compiler.search.program import Searched, placement_on
 from rlhf_dsl.cli import main
 from rlhf_dsl.diagnostics import DiagnosticError
 from rlhf_dsl.frontend import load, loads
+from runtime.engines import vllm
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = sorted((ROOT / "programs").glob("*.rlflow"))
@@ -201,6 +203,36 @@ def test_an_unknown_model_of_the_catalogue(capsys):
     program, cluster = str(ROOT / "programs" / "ppo.rlflow"), str(CLUSTERS / "a100-16x8.toml")
     code = main(["explain", program, "--cluster", cluster, "-s", "base=catalog:llama-2-8b"])
     assert code == 3 and "P0112" in capsys.readouterr().err
+
+
+# ---- engines of generation -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("cluster, offload", [("a100-1x8", True), ("a100-16x8", False)])
+def test_what_vllm_reserves_is_there_while_others_compute(tmp_path, cluster, offload):
+    """Its weights and its cache are no part of what takes turns, unless all of it is offloaded: in the search, and in
+    the memory of the plan."""
+    checked, machines = checked_with(tmp_path, "actor.generate: engine(vllm)"), read_cluster(CLUSTERS / f"{cluster}.toml")
+    shapes = shapes_of(checked)
+    found = placement_on(checked, shapes, machines)[1]
+    plan = lower_to_plan(checked, shapes, machines)
+    costs = CostModel(plan, machines)
+    generate = next(step for step in walk(plan) if step.op == "generate")
+    group = next(g for g in found.groups if any(m.model == "actor" for m in g.models))
+    option = next(m.option for m in group.models if m.model == "actor")
+    own = costs.memory("actor")
+    held = own.weights + own.gradients + own.optimizer + own.generation + own.cache
+    assert option.choice.offload == offload and option.resident == pytest.approx(held * (not offload), rel=0.05)
+    assert own.generation == pytest.approx(training.weight_bytes(*costs.placed("actor.generate")), rel=1e-6)
+    assert memory.idle(costs, "actor") == pytest.approx(option.resident, rel=0.05)
+    assert costs.peak([m.model for m in group.models]) <= costs.machine("actor").usable
+    assert costs.sequences(generate) <= generation.MOST_SEQUENCES["vllm"] == vllm.MOST_SEQUENCES
+
+
+def lower_to_plan(checked, shapes, cluster):
+    """With shapes in place of model folders."""
+    placement = Searched()(checked, shapes, cluster, None)
+    target = Target(cluster.digest, placement, str(Path(checked.path).parent), shapes)
+    return emit(checked, lower_and_place(checked, placement), target)
 
 
 # ---- units -----------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from compiler.cost.training import FORWARD_TOKENS
 from compiler.cost.workload import Call
 from compiler.machine import Machine
 
+MOST_SEQUENCES = {"vllm": 256}  # that an engine decodes together at most
+RESERVING = frozenset(("vllm",))  # engines whose weights and cache are memory of their own, there from start to end
 TAIL = 8  # points at which the end of a wave is looked at, where responses end one by one
 
 

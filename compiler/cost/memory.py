@@ -9,6 +9,7 @@ from typing import Any, Iterable
 
 from compiler.cost import generation, training
 from compiler.cost.setting import Setting
+from compiler.resharding.transitions import engine_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,19 @@ def _held(setting: Setting, model: str) -> Memory:
 
 def idle(setting: Setting, model: str) -> float:
     """Bytes that a member holds while others work: nothing of what is offloaded."""
+    kept = _kept(setting, model)
+    return kept + memory(setting, model).cache if _reserves(setting, model) else kept
+
+
+def _reserves(setting: Setting, model: str) -> bool:
+    """Whether the cache of a model's generation is there from start to end, beside what takes turns."""
+    layout = f"{model}.generate"
+    shared = layout in setting.plan.layouts and not setting.is_apart(layout) and layout not in setting.offloaded
+    return shared and engine_of(setting.plan.layouts, layout) in generation.RESERVING
+
+
+def _kept(setting: Setting, model: str) -> float:
+    """As `idle`, without a reserved cache."""
     if setting.is_apart(model):
         return training.weight_bytes(*setting.placed(model))
     found, came = _held(setting, model), _brought(setting, model)
@@ -74,10 +88,17 @@ def _work(setting: Setting, model: str) -> float:
     """Bytes beside those that a member holds while it is idle, in the call that needs most."""
     if setting.is_apart(model):
         return memory(setting, model).cache
-    found, came = memory(setting, model), _brought(setting, model)
+    if _reserves(setting, model):
+        return _computing(setting, model)
+    return max(_computing(setting, model), memory(setting, model).cache + _brought(setting, model).weights
+               + _beside(setting, model))
+
+
+def _computing(setting: Setting, model: str) -> float:
+    """As `_work`, of training and scoring."""
+    came = _brought(setting, model)
     states = came.gradients + came.optimizer
-    return max(_training(setting, model) + came.weights + states, _scoring(setting, model) + came.weights + came.generation,
-               found.cache + came.weights + _beside(setting, model))
+    return max(_training(setting, model) + came.weights + states, _scoring(setting, model) + came.weights + came.generation)
 
 
 def _brought(setting: Setting, model: str) -> Memory:
@@ -100,6 +121,7 @@ def sequences(setting: Setting, step: Any) -> int:
     call = setting.call(step)
     rows = math.ceil(call.rows / degrees.dp)
     most = room(setting, step) // generation.cache_bytes(machine, sizes, degrees, call, 1)
+    most = min(most, generation.MOST_SEQUENCES.get(engine_of(setting.plan.layouts, step.layout), most))
     return math.ceil(rows / math.ceil(rows / max(1, min(most, rows))))
 
 
@@ -107,10 +129,19 @@ def room(setting: Setting, step: Any) -> float:
     """Bytes that a Generate step has for keys and values on each rank, beside all that is there."""
     machine, member = setting.placed(step.layout)[0], step.layout if setting.is_apart(step.layout) else step.model
     group = next((g.members for g in setting.plan.groups if member in g.members), tuple(setting.plan.models))
+    if _reserves(setting, member):
+        return _reserved(setting, machine.usable, group)
     kept = sum(idle(setting, name) for name in group)
     if member == step.model:
         kept += _brought(setting, member).weights + _beside(setting, member)
     return machine.usable - kept
+
+
+def _reserved(setting: Setting, usable: float, group: Iterable[str]) -> float:
+    """The equal share of each cache that is reserved, in what a group's other memory leaves at its fullest."""
+    others = [name for name in group if not _reserves(setting, name)]
+    most = max(_work(setting, name) if name in others else _computing(setting, name) for name in group)
+    return (usable - sum(_kept(setting, name) for name in group) - most) / (len(group) - len(others))
 
 
 def _generation(setting: Setting, model: str) -> float:

@@ -15,6 +15,7 @@ class Asked:
     """What `plan:` fixes of a model; 0 is open.
 
     tp, pp, dp: of training and scoring; generate_tp, generate_dp: of generation; devices: of its set
+    generate_engine: as `plan.LayoutSpec.engine`
     micro_batch, tokens: the most that a micro-batch of training may hold
     recompute: "full" or "none"; precision, optimizer, sequence_parallel: as in `machine.Storage.asked`; "" and None
     are open
@@ -25,6 +26,7 @@ class Asked:
     dp: int = 0
     generate_tp: int = 0
     generate_dp: int = 0
+    generate_engine: str = ""
     devices: int = 0
     micro_batch: int = 0
     tokens: int = 0

@@ -39,11 +39,10 @@ class Option(NamedTuple):
 
 
 def options(machine: Machine, workload: Workload, model: PlacedModel, devices: int,
-            near: Near = EXACT, layout: Optional[Degrees] = None, offloads: tuple[bool, ...] = (False, True)
-            ) -> tuple[Option, ...]:
+            near: Near = EXACT, layout: Optional[Degrees] = None) -> tuple[Option, ...]:
     """The options of `model` on exactly `devices` devices that fit alone, without dominated and near ones.
 
-    layout: the only one to consider; offloads: as in `Choice.offload`, those to consider
+    layout: the only one to consider
     """
     sizes, asked = sizes_of(model.shape, model.role), model.asked
     if asked.devices not in (0, devices):
@@ -54,13 +53,15 @@ def options(machine: Machine, workload: Workload, model: PlacedModel, devices: i
     for degrees in [layout] if layout else train_degrees(machine, sizes, devices):
         if not _as_asked(degrees, (asked.tp, asked.pp, asked.dp)):
             continue
-        found.extend(_Ways(machine, workload, model, sizes, degrees, near, sampled).options(offloads))
+        found.extend(_Ways(machine, workload, model, sizes, degrees, near, sampled).options())
     return tuple(thinned_with_memory(found, machine.usable, near))
 
 
 def as_stored(machine: Machine, model: PlacedModel) -> Machine:
     """The machine with what `plan:` says of how a model is kept in memory."""
     storage = machine.storage.asked(model.asked.precision, model.asked.optimizer, model.asked.sequence_parallel)
+    if model.asked.generate_engine in generation.RESERVING:
+        storage = dataclasses.replace(storage, in_place=False)
     return machine if storage == machine.storage else dataclasses.replace(machine, storage=storage)
 
 
@@ -97,7 +98,8 @@ def samplings(machine: Machine, workload: Workload, model: PlacedModel, devices:
     for degrees in (d for d in every if layouts or _as_asked(d, (asked.generate_tp, 0, asked.generate_dp))):
         counted = [(i, c) for i, c in calls if c.counted]
         rows = max((math.ceil(c.rows / degrees.dp) for _, c in counted), default=1)
-        for sequences in _waves(rows):
+        most = generation.MOST_SEQUENCES.get(asked.generate_engine, rows)
+        for sequences in dict.fromkeys(min(n, most) for n in _waves(rows)):
             times = [0.0] * len(workload.stages)
             for i, call in counted:
                 times[i] += generation.generate_time(machine, sizes, degrees, call, sequences).total
@@ -119,7 +121,8 @@ class _Ways(NamedTuple):
     near: Near
     sampled: tuple[Sampling, ...] = ()
 
-    def options(self, offloads: tuple[bool, ...]) -> Iterator[Option]:
+    def options(self, offloads: Sequence[bool] = (False, True)) -> Iterator[Option]:
+        """offloads: as in `Choice.offload`, those to consider"""
         calls = self.workload.calls(self.model.name)
         if calls and all(self.degrees.dp > call.rows for _, call in calls):
             return
@@ -136,9 +139,10 @@ class _Ways(NamedTuple):
                 yield from self._joined(base, train, generate, offload)
 
     def _joined(self, base: Option, train: Option, generate: Option, offload: bool) -> Iterator[Option]:
-        weights, kept = base.resident, base.resident + train.resident
+        """What generation reserves is there all the time, and with the rest of an offloaded model for its calls alone."""
+        weights, kept = base.resident, base.resident + train.resident + generate.resident * (not offload)
         times = tuple(map(sum, zip(base.times, train.times, generate.times)))
-        work = max(base.work, train.work, generate.work)
+        work = max(base.work, train.work, generate.work + generate.resident * offload)
         if offload:
             loaded = host_time(self.machine, weights)
             extra = [0.0] * len(times)
@@ -230,6 +234,7 @@ class _Ways(NamedTuple):
             return (Option(self._none, 0.0, 0.0, Choice(self.degrees)),)
         moved = {degrees: self._transition(degrees) for degrees in dict.fromkeys(s.degrees for s in self.sampled)}
         room = self.machine.usable - self._weights
+        reserved = self.model.asked.generate_engine in generation.RESERVING
         found = []
         for one in self.sampled:
             seconds, weights = moved[one.degrees]
@@ -238,7 +243,8 @@ class _Ways(NamedTuple):
                 times = list(one.times)
                 for i, call in calls:
                     times[i] += seconds * call.counted
-                found.append(Option(tuple(times), 0.0, work, Choice(self.degrees, None, one.degrees, one.sequences)))
+                choice = Choice(self.degrees, None, one.degrees, one.sequences)
+                found.append(Option(tuple(times), work * reserved, work * (not reserved), choice))
         return self._worth(found)
 
     def _transition(self, generate: Degrees) -> tuple[float, float]:
@@ -257,9 +263,11 @@ def _pairs(trains: Sequence[Option], generates: Sequence[Option]) -> Iterator[tu
 
 
 def _outdone(found: Sequence[Option]) -> list[float]:
-    """By option, the least work beyond its own with which another is as fast in each stage."""
-    return [min((o.work for o in found if o.work > one.work and all(map(operator.le, o.times, one.times))),
-                default=math.inf) for one in found]
+    """By option, the least work beyond its own with which another is as good in all else."""
+    def as_good(one: Option, other: Option) -> bool:
+        return other.resident <= one.resident and all(map(operator.le, other.times, one.times))
+
+    return [min((o.work for o in found if o.work > one.work and as_good(one, o)), default=math.inf) for one in found]
 
 
 def _waves(rows: int) -> tuple[int, ...]:
