@@ -1,7 +1,7 @@
 """Moves rows of packed values between two assignments of rows to ranks.
 
 Every rank knows every row's length and both assignments, so no sizes are sent: the same pure arithmetic on all ranks
-gives what each sends and receives.
+gives what each sends and receives. Only ranks that hold rows and ranks that want them take part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def move_rows(world: World, route: Route, columns: Sequence[tuple[Tensor, Tensor
     """The wanted rows of each column.
 
     columns: (data, lengths): `data` packed over the rows of `route.here`; `lengths` int64 [rows in all], the elements of
-    each row, known to all ranks. Columns of one dtype travel in one exchange. Returns packed data in the order of
+    each row, known to all ranks. Columns of one dtype travel in one message. Returns packed data in the order of
     `route.wants[world.rank]`.
     """
     if world.size == 1:

@@ -1,4 +1,4 @@
-"""What ranks say to each other about rows: three collectives, over torch.distributed or between threads of one process.
+"""What ranks say to each other about rows, over torch.distributed or between threads of one process.
 
 The executor is written against `World` alone, so that `rlflowc eval --dp N` walks through the very code that N ranks do.
 """
@@ -11,6 +11,7 @@ from typing import Any, Callable, Protocol, Sequence
 import torch
 from torch import Tensor
 
+from runtime.messages import Outbox
 from runtime.reducers import DistReducer, Reducer, SoloReducer, ThreadReducer
 
 
@@ -22,10 +23,16 @@ class World(Protocol):
     reducer: Reducer
 
     def exchange(self, parts: Sequence[Tensor], receive: Sequence[int]) -> list[Tensor]:
-        """parts[r] (1-D, one dtype) goes to rank r; returns what each rank sent here, `receive[r]` elements from rank r."""
+        """parts[r] (1-D, one dtype) goes to rank r; returns what each rank sent here, `receive[r]` elements from rank r.
+
+        All ranks call it with numbers that agree. Parts are not to be written to any more.
+        """
 
     def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """Every rank's 1-D `part` in rank order, of `sizes[r]` elements."""
+
+    def settle(self) -> None:
+        """Returns when all that this rank sent has arrived."""
 
 
 class SoloWorld:
@@ -42,21 +49,36 @@ class SoloWorld:
     def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         return part
 
+    def settle(self) -> None:
+        """Nothing is on its way."""
+
 
 class DistWorld:
-    """The ranks of a torch.distributed group, all of the job's. bool travels as bytes."""
+    """The ranks of a torch.distributed group, all of the job's. bool travels as bytes.
+
+    Parts of an exchange go from pair to pair: a rank waits for what it gets, and for nothing else. It says what it expects
+    before it sends, so that ranks that send to each other do not wait for each other.
+    """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self.rank, self.size, self._group = rank, size, group
         self.reducer = DistReducer(group)
+        self._outbox = Outbox(group)
 
     def exchange(self, parts: Sequence[Tensor], receive: Sequence[int]) -> list[Tensor]:
-        dtype = parts[0].dtype
-        wire = torch.uint8 if dtype == torch.bool else dtype
-        out = torch.cat([p.to(wire) for p in parts])
-        into = torch.empty(sum(receive), dtype=wire)
-        torch.distributed.all_to_all_single(into, out, list(receive), [p.numel() for p in parts], group=self._group)
-        return [p.to(dtype) for p in into.split(list(receive))]
+        arrived = [torch.empty(count, dtype=parts[0].dtype) for count in receive]
+        arrived[self.rank] = parts[self.rank]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        awaited = [torch.distributed.irecv(_wired(arrived[rank]), rank, group=self._group)
+                   for rank in others if receive[rank]]
+        for rank in (rank for rank in others if parts[rank].numel()):
+            self._outbox.send(_wired(parts[rank]), rank)
+        for work in awaited:
+            work.wait()
+        return arrived
+
+    def settle(self) -> None:
+        self._outbox.settle()
 
     def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         widest = max(sizes, default=0)
@@ -68,6 +90,11 @@ class DistWorld:
         everyone = torch.empty(widest * self.size, dtype=wire)
         torch.distributed.all_gather_into_tensor(everyone, mine, group=self._group)
         return torch.cat([row[:n] for row, n in zip(everyone.view(self.size, widest), sizes)]).to(part.dtype)
+
+
+def _wired(tensor: Tensor) -> Tensor:
+    """The same memory in a type that travels."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 class _Meeting:
@@ -95,6 +122,9 @@ class ThreadWorld:
 
     def all_gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         return torch.cat(self._swap(part))
+
+    def settle(self) -> None:
+        """A meeting ends when all have taken what is theirs."""
 
 
 def run_threads(size: int, work: Callable[[World], Any]) -> list[Any]:

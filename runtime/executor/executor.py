@@ -100,6 +100,7 @@ class Executor:
         self.following = self._scope() if self.plan.run.lag and self.follows(number) else None
         for step in self.plan.steps:
             self._walk(step)
+        self.world.settle()
         for root in scope.rows.size:
             self.positions[root] = self.positions.get(root, 0) + scope.rows.size[root]
         return self.iteration
@@ -136,6 +137,7 @@ class Executor:
         self._seed_states(scope)
         for step in section.steps:
             self._do(step, scope)
+        self.world.settle()
         inner, self.iteration = self.iteration, outer
         outer.evals[section.name] = inner.seconds
         return inner.metrics
@@ -145,6 +147,7 @@ class Executor:
         scope = self._scope()
         for step in self.plan.setup:
             self._do(step, scope)
+        self.world.settle()
         self.iteration = Iteration(0)
 
     def _do(self, step: Step, scope: Scope) -> None:

@@ -19,6 +19,7 @@ from compiler import codec
 from compiler.shapes import ModelShape
 from runtime.launch import die_with_parent
 from runtime.meshes import Job, start
+from runtime.messages import swap
 from runtime.profile.clock import Clock
 from runtime.profile.layers import measured_layers
 
@@ -104,8 +105,9 @@ def _round_trip(job: Job, message: Tensor) -> None:
 
 
 def _exchange(job: Job) -> Callable[[], Any]:
-    out, into = (torch.zeros(8 * job.size, device=job.device) for _ in range(2))
-    return lambda: dist.all_to_all_single(into, out)
+    others = [rank for rank in range(job.size) if rank != job.rank]
+    out, into = ({rank: torch.zeros(8, device=job.device) for rank in others} for _ in range(2))
+    return lambda: swap(out, into)
 
 
 if __name__ == "__main__":
