@@ -19,8 +19,8 @@ from tests.distributed.judging import CLEAR, Run, Subject, judge, run_plans, shi
 from tests.oracle import Iteration, Oracle
 from tests.oracle.draws import permuted, uniform
 from tests.oracle.equations import Cells, Scope, constant
-from tests.oracle.models import learning_rate
-from tests.oracle.sampling import Options, distribution, first_greatest, invert, margin, sample
+from tests.oracle.models import Model, learning_rate
+from tests.oracle.sampling import Options, Response, distribution, first_greatest, invert, margin, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = sorted((ROOT / "tests" / "cases").glob("*.json"))
@@ -198,6 +198,15 @@ def test_learning_rates():
     cosine = Schedule("cosine", 1.0, warmup=2, low=0.2)
     assert [learning_rate(cosine, k, 6) for k in (0, 1, 2, 4, 6)] == pytest.approx([0.5, 1, 1, 0.6, 0.2])
     assert [learning_rate(Schedule("linear", 1.0), k, 4) for k in range(5)] == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+
+
+def test_a_drawn_padding_token_learns():
+    """`transformers` gives its embedding no gradient unless it is told that there is no padding."""
+    program = load(ROOT / "programs" / "sft.rlflow")
+    model = Model(next(iter(program.models.values())), ROOT / "programs" / "models" / "tiny", 1)
+    padding = model.net.config.pad_token_id
+    sum(model.call("logprobs", Response([5, 6], [padding, 7]), 1.0)).backward()
+    assert model.net.get_input_embeddings().weight.grad[padding].abs().sum() > 0
 
 
 def test_unknown_forms_are_named():

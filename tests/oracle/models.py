@@ -64,6 +64,7 @@ class Model:
         self.net.eval()
         self.spec, self.context = spec, self.net.config.max_position_embeddings
         self.backbone = self.net.model if spec.role == "policy" else self.net
+        self.net.get_input_embeddings().padding_idx = None  # a token of that number is one that was drawn, and learns
         own = spec.role == "policy"
         self.head: Tensor = self.net.lm_head.weight if own else _score(folder, self.net.config.hidden_size)
         self.optimizer, self.taken, self.steps = None, 0, steps
