@@ -75,7 +75,7 @@ class _Text:
         if spec.within:
             yield f"weights by {spec.strategy}"
         if self.plan.models[model].offload and not spec.within:
-            yield "in the host's memory while idle"
+            yield "offloaded while idle"
 
     # ---- steps
 

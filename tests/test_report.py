@@ -17,8 +17,10 @@ from compiler.reading.report.dataflow import LEFT_OUT, dataflow_of
 from compiler.reading.report.devices import MOST_CELLS, cells_of, cut_of
 from compiler.reading.report.lanes import lanes_of
 from compiler.reading.report.page import report
-from compiler.reading.tables import rows_of
+from compiler.reading.searched import groups_text
+from compiler.reading.tables import rows_of, title_of
 from compiler.reading.units import bytes_text, seconds_text
+from compiler.reading.why import why, why_text
 from compiler.search.program import Searched
 from rlhf_dsl.cli import main
 from rlhf_dsl.frontend import loads
@@ -199,3 +201,52 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert "these are the lines that the plan refers to" in (tmp_path / "q.html").read_text()
     assert main(["explain", "p.plan.json", "--format", "html", "--json"]) == 2
     assert "E0005" in capsys.readouterr().err
+
+
+OFFLOADED = """dim b = 64
+dim t <= 512
+data x[b] = jsonl("d.jsonl", "x")
+model actor = policy("catalog:llama-2-7b") trained by adamw(lr=1e-5)
+model ref   = policy("catalog:llama-2-7b")
+model critic = value("catalog:llama-2-7b") trained by adamw(lr=1e-5)
+rollout:
+    y[b, t] = actor.generate(x)
+    old = actor.logprobs(y)
+    adv = old - ref.logprobs(y) - critic.values(y)
+update(minibatches=2):
+    train actor to maximize mean(exp(actor.logprobs(y) - old) * adv)
+    train critic to minimize mean(critic.values(y) ** 2)
+"""
+
+
+def test_a_plan_that_offloads_has_a_page(tmp_path):
+    cluster = read_cluster(PROGRAMS / "clusters" / "a100-1x8.toml")
+    plan = compile_program(loads(OFFLOADED, {}), cluster, 2, placer=Searched())
+    moved = [step for step in walk(plan) if step.op in ("reload", "offload")]
+    assert moved and any(spec.offload for spec in plan.models.values())
+    found = Page(report(plan, cluster, []))
+    assert all(title_of(step) in found.sections["steps"] for step in moved)
+    assert "idle in host memory" in found.sections["devices"]
+    for step in moved:
+        assert "lies in the host's memory" in why_text(why(plan, cluster, title_of(step)))
+
+
+def test_a_sampler_has_a_lane_and_a_card_of_its_own(tmp_path):
+    text = PPO.split("plan:")[0] + "plan:\n    actor.generate: devices(2)\nrun:\n    steps = 2\n    lag = 1\n"
+    plan = compiled(tmp_path, text, 4)
+    costs, found = CostModel(plan, CLUSTER), Page(report(plan, CLUSTER, []))
+    lanes = lanes_of(plan, costs)
+    number = next(i for i, group in enumerate(groups_of(plan)) if group.samplers)
+    assert [block.title for block in lanes.groups[number] if block.model] == ["weights of actor", "generate y"]
+    assert "actor.generate" in " ".join(found.sections["timeline"]) and "actor.generate" in " ".join(found.sections["devices"])
+    assert bytes_text(costs.memory("actor.generate").total) in found.sections["memory"]
+    assert "actor.generate: 2 ranks" in groups_text(groups_of(plan))
+    drawing = dataflow_of(plan)
+    ahead = next(phase for phase in drawing.phases if phase.title == "for the next iteration")
+    assert [node.title for node in ahead.nodes] == ["prompts", "y"]
+
+
+def test_a_plan_without_models_has_a_page(tmp_path):
+    text = 'dim b = 4\ndata x[b] = jsonl("d.jsonl", "x")\nstate n = 0.0 then n + 1\nrollout:\n    metric m = n\n'
+    plan = compiled(tmp_path, text, 2)
+    assert plan.models == {} and [s for s in Page(report(plan, CLUSTER, [])).sections if s]

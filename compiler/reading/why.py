@@ -153,7 +153,7 @@ class _Why:
         yield "memory", f"{bytes_text(memory.total)} on the fullest rank, of {bytes_text(self.costs.machine(name).memory)}"
         yield from (("", f"{bytes_text(size)} {part}") for part, size in parts.items() if size)
         if spec.offload:
-            yield "memory", "while idle it may lie in the host's memory"
+            yield "memory", "while idle it lies in the host's memory"
         for line in runner_up_lines(self.plan):
             yield "runners-up", line
 
@@ -242,6 +242,8 @@ class _Why:
         step, layout = row.step, layout_of(row.step)
         if step.op == "reshard":
             yield "because", self._changed(row)
+        elif step.op in ("reload", "offload"):
+            yield "because", self._offloaded(step)
         elif step.op == "transfer":
             yield "because", "values lie at home, where equations are evaluated, and models take rows in their layouts"
         elif layout:
@@ -249,6 +251,12 @@ class _Why:
             yield "because", f"{model} computes in {layout} ({degrees_text(self.plan.layouts[layout])}); --why {layout}"
         else:
             yield "because", f"at home every rank evaluates its share of the rows, 1 of {self.plan.world}"
+
+    def _offloaded(self, step: Any) -> str:
+        where = f"{step.model} lies in the host's memory while others work; {', '.join(step.parts)}"
+        if not step.bytes:
+            return f"{where} {'get memory again' if step.op == 'reload' else 'give up their memory, unchanged'}"
+        return f"{where} {'come back' if step.op == 'reload' else 'leave'}, {bytes_text(step.bytes)} at most on a rank"
 
     def _changed(self, row: Row) -> str:
         step, trained = row.step, self.plan.models[row.step.model].optimizer is not None

@@ -13,7 +13,7 @@ from compiler.reading.units import degrees_text, plural
 from compiler.steps import UpdateLoop, exprs_of
 
 KINDS = {"load": "data", "record": "metric", "next_state": "state"}
-LEFT_OUT = ("transfer", "reshard", "commit_states", "update")
+LEFT_OUT = ("transfer", "reshard", "reload", "offload", "commit_states", "update")
 
 
 def dataflow_of(plan: Plan) -> Drawing:
