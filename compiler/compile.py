@@ -11,6 +11,7 @@ from typing import Callable, Mapping, Optional
 from compiler import unexecuted
 from compiler.catalog import PREFIX, model_shape
 from compiler.cluster import Cluster
+from compiler.cost.caches import with_caches
 from compiler.emit import Target, emit
 from compiler.ir import FlowGraph
 from compiler.local import local_cluster
@@ -50,6 +51,8 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
     placement = placer(checked, shapes, cluster, ranks)
     graph = lower_and_place(checked, placement, observe)
     plan = emit(checked, graph, Target(cluster.digest, placement, str(folder), shapes))
+    if not cluster.is_local:
+        plan = with_caches(plan, cluster)
     verify_plan(plan, checked.path)
     if not cluster.is_local:
         require_fit(plan, cluster, checked.path)

@@ -79,6 +79,7 @@ class LayoutSpec:
     sequence_parallel: between layers the ranks of a tp group hold a part of the tokens each
     sharded_optimizer: the data shards hold a part of the optimizer's states each
     precision: of weights and activations, "fp32" or "bf16"
+    cache_bytes: for keys and values of generation on each rank, 0: as the engine has it
     """
 
     ranks: int
@@ -93,6 +94,7 @@ class LayoutSpec:
     sequence_parallel: bool = False
     sharded_optimizer: bool = False
     precision: str = "fp32"
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -256,6 +256,17 @@ def test_prompts_that_do_not_fit(llama, prompt, code, words):
     assert made.response_lengths.tolist() == [1] and made.truncated.tolist() == [True]
 
 
+def test_a_row_that_may_become_longer_than_there_is_memory_for(llama, monkeypatch):
+    _, engine = llama
+    options = SamplingOptions(max_tokens=10)
+    enough = engine._model.row_bytes(12) + 4 * 61  # the last token of 3 + 10 is never read
+    monkeypatch.setattr(engine, "cache_bytes", enough)
+    assert engine.generate([[1, 2, 3]], 2, np.array([0]), "y", 0, 5, options).response_lengths.tolist() == [10, 10]
+    monkeypatch.setattr(engine, "cache_bytes", enough - 1)
+    with pytest.raises(DiagnosticError, match="R0317.*13 tokens"):
+        engine.generate([[1, 2, 3]], 2, np.array([0]), "y", 0, 5, options)
+
+
 # ---- choosing a token --------------------------------------------------------------------------
 
 def test_filters_break_ties_by_lower_id():

@@ -86,6 +86,8 @@ def _layout_fault(plan: Plan, name: str, spec: LayoutSpec) -> str:
         return "it belongs to no model and stage"
     if min(spec.ranks, spec.tp, spec.pp, spec.dp) < 1 or spec.tp * spec.pp * spec.dp != spec.ranks:
         return f"tp {spec.tp} * pp {spec.pp} * dp {spec.dp} is not its number of ranks, {spec.ranks}"
+    if spec.cache_bytes < 0 or spec.cache_bytes and stage != "generate":
+        return f"it has {spec.cache_bytes} bytes for keys and values"
     if spec.first < 0 or spec.first + spec.ranks > plan.world:
         return f"it has ranks outside the world of {plan.world}"
     if spec.within:

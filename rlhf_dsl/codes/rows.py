@@ -64,6 +64,12 @@ CODES: tuple[Code, ...] = (
         "scorer takes the text instead, and encodes it with a tokenizer and template of its own.",
         "use models with one tokenizer, or `score` of a scorer", status=_BAD_FILE),
     Code(
+        "R0317", "a prompt with its response may have {tokens} tokens, for which generation needs {needed} of its {cache}",
+        "Keys and values of all tokens of a row are kept while it is sampled. The memory for them is what the plan leaves of "
+        "the device's, or a gigabyte where no cluster is described; it must hold one row as long as any may become.",
+        "lower the bound of the response, spread generation over more ranks (`parallel(tp=..)` of `generate`), or let the plan "
+        "keep less on these ranks"),
+    Code(
         "R0320", "`{op}` cannot be loaded: {reason}",
         "At run time the module of a Python op is imported in worker processes, from the package root that the program "
         "found it in.",

@@ -24,6 +24,7 @@ SITES = {
     "scores": "token",
     "last_value": "last", "score": "last",
 }
+CACHE_BYTES = 1 << 30  # for keys and values on a rank, where a plan does not say
 MOMENTS, MASTER = ("exp_avg", "exp_avg_sq"), "master"
 OPERATIONS = {
     "policy": ("logprobs", "entropy"),

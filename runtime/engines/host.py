@@ -7,6 +7,7 @@ without a name in the run folder, which ends with the process: that memory is fr
 from __future__ import annotations
 
 import ctypes
+import sys
 import tempfile
 from pathlib import Path
 from typing import BinaryIO, Iterable, Optional, Protocol, Sequence
@@ -35,6 +36,11 @@ class Host:
 
     def room(self) -> Room:
         return _File(self._folder) if self._device.type == "cpu" else _Pinned()
+
+    def trim(self) -> None:
+        """What storages gave up is the system's again; glibc would keep the smaller ones for later."""
+        if self._device.type == "cpu" and sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class _File:
@@ -105,6 +111,7 @@ class Leaving:
         self._version = version
         for store in self._stores:
             store.resize_(0)
+        self._host.trim()
 
     @torch.no_grad()
     def come_back(self) -> None:

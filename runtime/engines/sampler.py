@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from compiler.layout import ModelLayout
+from compiler.reading.units import bytes_text
 from compiler.shapes import ModelShape
 from compiler.weights import local_tensors
+from rlhf_dsl.diagnostics import fault
 from runtime.draws import Draws
+from runtime.engines.base import CACHE_BYTES
 from runtime.engines.host import Offloads
 from runtime.engines.sampler_cache import grown
 from runtime.engines.sampler_model import SamplerModel
@@ -38,7 +41,7 @@ class SamplerEngine(Offloads):
 
     def __init__(
         self, shape: ModelShape, layout: ModelLayout, rank: int, group=None, dtype: torch.dtype = torch.float32,
-        device: torch.device = torch.device("cpu"), cache_bytes: int = 1 << 30,
+        device: torch.device = torch.device("cpu"), cache_bytes: int = CACHE_BYTES,
     ) -> None:
         super().__init__()
         sizes = local_tensors(shape, "policy", layout, rank, "torch")
@@ -69,7 +72,8 @@ class SamplerEngine(Offloads):
         progress: called with (finished, all) sequences
         Returns sequences ordered by prompt, then sample. A response ends with an end token, with the token that
         completes a stop text, or, truncated, at max_tokens or the end of the context.
-        Raises R0313 for a prompt that leaves the context no room, R0314 for one without tokens.
+        Raises R0313 for a prompt that leaves the context no room, R0314 for one without tokens, R0317 for one that may
+        become longer than there is memory for.
         """
         tokens = [np.asarray(p, dtype=np.int64) for p in prompts]
         rows = np.asarray(rows, dtype=np.int64)
@@ -77,6 +81,7 @@ class SamplerEngine(Offloads):
         places = np.broadcast_to(np.asarray(first_sample, dtype=np.int64), rows.shape)[:, None] + np.arange(samples)
         draws = Draws(seed, name, iteration, np.repeat(rows, samples), places.reshape(-1))
         batch = _Batch(self._model, tokens, samples, draws, options, decode, self.cache_bytes)
+        batch.check_room()
         with torch.inference_mode(), self._model.unchanging(self.cache_bytes // 4):
             while batch.step():
                 if progress is not None:
@@ -117,10 +122,18 @@ class _Batch:
     def _lengths(self, samples: np.ndarray) -> np.ndarray:
         return self.prompt_lengths[samples] + self.counts[samples]
 
+    def check_room(self) -> None:
+        """Raises R0317 unless there is memory for one row as long as any may become."""
+        needed = self._row_bytes(self.longest)
+        if needed > self.cache_bytes:
+            raise fault("R0317", tokens=self.longest + 1, needed=bytes_text(needed), cache=bytes_text(self.cache_bytes))
+
+    def _row_bytes(self, capacity: int) -> int:
+        return self.model.row_bytes(capacity) + 4 * self.model.shape.vocab
+
     def _slots(self, capacity: int) -> int:
         """How many rows of so many tokens there is memory for."""
-        row = self.model.row_bytes(capacity) + 4 * self.model.shape.vocab
-        return max(1, min(self.total, self.cache_bytes // row))
+        return min(self.total, self.cache_bytes // self._row_bytes(capacity))
 
     def _capacity(self, samples: np.ndarray) -> int:
         return min(self.longest, grown(int(self._lengths(samples).max())))

@@ -19,6 +19,7 @@ from compiler.weights import WeightLayout
 from rlhf_dsl.diagnostics import fault
 from runtime import draws
 from runtime.engines import vllm_process
+from runtime.engines.base import CACHE_BYTES
 from runtime.engines.host import Host
 from runtime.engines.sampling import SamplingOptions, check_prompts, completes_stop
 from runtime.engines.vllm_weights import whole_tensors
@@ -42,7 +43,7 @@ class VLLMEngine:
 
     def __init__(
         self, shape: ModelShape, folder: Path, layout: ModelLayout, rank: int, group: Any, name: str,
-        dtype: torch.dtype = torch.float32, device: torch.device = torch.device("cpu"), cache_bytes: int = 1 << 30,
+        dtype: torch.dtype = torch.float32, device: torch.device = torch.device("cpu"), cache_bytes: int = CACHE_BYTES,
         sleeps: bool = False,
     ) -> None:
         self.away: set[str] = set()

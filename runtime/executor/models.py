@@ -22,7 +22,7 @@ from compiler.sources import resolve_model
 from compiler.weights import WeightLayout
 from rlhf_dsl.diagnostics import fault
 from rlhf_dsl.typed import Optimizer
-from runtime.engines.base import MASTER, MOMENTS, AdamW, Engine, Execution
+from runtime.engines.base import CACHE_BYTES, MASTER, MOMENTS, AdamW, Engine, Execution
 from runtime.engines.host import Host
 from runtime.hf_folder import HFFolder, in_parts
 from runtime.in_place import InPlace
@@ -116,6 +116,7 @@ class Models:
         groups = self.mesh.groups(place)
         return SamplerEngine(
             self.shapes[model], place, self.job.rank, groups.tp if place.tp > 1 else None, dtype=self._dtype(layout),
+            cache_bytes=self._cache_bytes(layout),
         )
 
     def _execution(self, layout: str) -> Execution:
@@ -132,7 +133,11 @@ class Models:
             raise fault("R0169", layout=layout)
         place = self.layouts[layout]
         return VLLMEngine(self.shapes[model], self.folders[model], place, self.job.rank, self.mesh.groups(place).tp,
-                          f"{self.job.name}-{layout}", self._dtype(layout), sleeps=layout in self._offloaded)
+                          f"{self.job.name}-{layout}", self._dtype(layout), cache_bytes=self._cache_bytes(layout),
+                          sleeps=layout in self._offloaded)
+
+    def _cache_bytes(self, layout: str) -> int:
+        return self.plan.layouts[layout].cache_bytes or CACHE_BYTES
 
     # ---- weights
 
