@@ -26,7 +26,7 @@ class PackedRows(PackedSeqParams):
     """How the packed tokens of a micro-batch fall into rows.
 
     slots: int64 [tokens], the place of each token in the flattened grid of rows × longest
-    cos, sin: f32 [tokens, 1, head_dim / 2], rotation of each token's position
+    cos, sin: f32 [tokens, 1, head_dim], rotation of each token's position; the sine of a first half is negated
     mask: bool [longest, longest], which keys a query sees; None: all up to its own
     read: int64 [m], ascending, the tokens whose results are wanted; None: all
     """
@@ -131,9 +131,4 @@ class _Rotate(torch.autograd.Function):
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [tokens, heads, head_dim]; the first half of head_dim is the real part, the second the imaginary part."""
-    real, imaginary = x.chunk(2, dim=-1)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    out_real, out_imaginary = out.chunk(2, dim=-1)
-    torch.mul(real, cos, out=out_real).addcmul_(imaginary, sin, value=-1)
-    torch.mul(imaginary, cos, out=out_imaginary).addcmul_(real, sin)
-    return out
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)

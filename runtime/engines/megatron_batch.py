@@ -40,11 +40,11 @@ class MicroBatch:
 
 
 class Rotary:
-    """cos and sin, f32 [tokens, 1, head_dim / 2], of any positions; the table grows as longer sequences come."""
+    """cos and sin as in `PackedRows`, of any positions; the table grows as longer sequences come."""
 
     def __init__(self, frequencies: Tensor) -> None:
         self._frequencies = frequencies
-        self._cos = self._sin = frequencies.new_empty(0, 1, frequencies.numel())
+        self._cos = self._sin = frequencies.new_empty(0, 1, 2 * frequencies.numel())
 
     def __call__(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         if longest > self._cos.shape[0]:
@@ -54,7 +54,7 @@ class Rotary:
     def _grow(self, size: int) -> None:
         steps = torch.arange(size, dtype=torch.float32, device=self._frequencies.device)
         angles = torch.outer(steps, self._frequencies).unsqueeze(1)
-        self._cos, self._sin = angles.cos(), angles.sin()
+        self._cos, self._sin = angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1)
 
 
 def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.device, multiple: int = 1) -> MicroBatch:
