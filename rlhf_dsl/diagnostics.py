@@ -54,6 +54,7 @@ def diagnostic(
 ) -> Diagnostic:
     """A diagnostic worded by the table; `help` replaces the table's own help, "" leaves it out."""
     entry = CODES[code]
+    words = {name: str(word).lower() if isinstance(word, bool) else word for name, word in words.items()}  # `true`
     text = entry.help.format(**words) if help is None else help
     return Diagnostic(code, entry.severity, entry.message.format(**words), span, tuple(labels), text, source, place)
 

@@ -205,3 +205,8 @@ def test_the_wrong_program_earns_it_and_the_right_one_does_not(code):
 
     assert code.code in earned(code.wrong)
     assert code.code not in earned(code.right)
+
+
+def test_truth_is_spelled_as_in_the_language():
+    found = diagnostic("E0507", name="steps", rule="a whole number of at least 1", value=True)
+    assert found.message == "`steps` is a whole number of at least 1, not `true`"
