@@ -116,7 +116,8 @@ def _packed(columns: Sequence[tuple[Share, ...]], limit: int) -> Iterator[list[t
 
 
 def _size(column: tuple[Share, ...]) -> int:
-    return len(column) * column[0].elements
+    """Elements that a rank receives, of a column of one sends."""
+    return max(len(column) - 1, 1) * column[0].elements
 
 
 # ---- point to point ------------------------------------------------------------------------------
