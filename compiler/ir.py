@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from networkx import DiGraph
 
 KINDS = (
-    "data", "generate", "reply", "forward", "equation", "pyop", "keep", "metric", "state", "statistics", "train", "optimizer",
-    "reshard", "transfer", "action",
+    "data", "generate", "reply", "forward", "equation", "pyop", "keep", "metric", "state", "statistics", "train",
+    "optimizer", "reshard", "transfer", "action",
 )
 
 

@@ -211,7 +211,8 @@ def test_an_unknown_model_of_the_catalogue(capsys):
 def test_what_vllm_reserves_is_there_while_others_compute(tmp_path, cluster, offload):
     """Its weights and its cache are no part of what takes turns, unless all of it is offloaded: in the search, and in
     the memory of the plan."""
-    checked, machines = checked_with(tmp_path, "actor.generate: engine(vllm)"), read_cluster(CLUSTERS / f"{cluster}.toml")
+    machines = read_cluster(CLUSTERS / f"{cluster}.toml")
+    checked = checked_with(tmp_path, "actor.generate: engine(vllm)")
     shapes = shapes_of(checked)
     found = placement_on(checked, shapes, machines)[1]
     plan = lower_to_plan(checked, shapes, machines)

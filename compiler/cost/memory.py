@@ -97,8 +97,8 @@ def _work(setting: Setting, model: str) -> float:
 def _computing(setting: Setting, model: str) -> float:
     """As `_work`, of training and scoring."""
     came = _brought(setting, model)
-    states = came.gradients + came.optimizer
-    return max(_training(setting, model) + came.weights + states, _scoring(setting, model) + came.weights + came.generation)
+    return came.weights + max(_training(setting, model) + came.gradients + came.optimizer,
+                              _scoring(setting, model) + came.generation)
 
 
 def _brought(setting: Setting, model: str) -> Memory:

@@ -26,7 +26,8 @@ def asked_of_models(checked: Checked) -> dict[str, Asked]:
     found = {model: {"devices": devices[model]} for model in checked.models}
     for stage in asked_of_stages(checked):
         if stage.stage == GENERATE:
-            wanted = {"generate_tp": stage.degree("tp"), "generate_dp": stage.degree("dp"), "generate_engine": stage.engine}
+            wanted = {"generate_tp": stage.degree("tp"), "generate_dp": stage.degree("dp"),
+                      "generate_engine": stage.engine}
         else:
             wanted = {key: stage.items[key] for key in _KNOWN if key in stage.items}
         found[stage.model] |= wanted

@@ -19,8 +19,8 @@ from compiler.search.thinning import EXACT, Near, thinned_with_memory
 
 
 class Choice(NamedTuple):
-    """The layouts of a model. offload: it lies in the host's memory while others work. sequences: of a generation replica
-    at once."""
+    """The layouts of a model. offload: it lies in the host's memory while others work. sequences: of a generation
+    replica at once."""
 
     layout: Degrees
     micro: Optional[Micro] = None
@@ -139,7 +139,7 @@ class _Ways(NamedTuple):
                 yield from self._joined(base, train, generate, offload)
 
     def _joined(self, base: Option, train: Option, generate: Option, offload: bool) -> Iterator[Option]:
-        """What generation reserves is there all the time, and with the rest of an offloaded model for its calls alone."""
+        """What generation reserves is there all the time; of an offloaded model, for its calls alone."""
         weights, kept = base.resident, base.resident + train.resident + generate.resident * (not offload)
         times = tuple(map(sum, zip(base.times, train.times, generate.times)))
         work = max(base.work, train.work, generate.work + generate.resident * offload)
