@@ -123,6 +123,7 @@ def _merged(stage: Stage, constraint: Constraint, source: Source) -> Stage:
 
 
 def _disagrees(key: str, value: Any, here: Constraint, other: Any, there: Constraint, source: Source):
+    value, other = (str(one).lower() if isinstance(one, bool) else one for one in (value, other))
     what = f"`{key}` is {value} here and {other} there"
     return fault("P0108", here.span, source=source, labels=[Label(there.span, f"{other} here")], target=target(here),
                  other=target(there), what=what)

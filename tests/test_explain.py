@@ -180,3 +180,12 @@ def test_shipped_programs_are_explained(tmp_path):
     for name in ("ppo", "grpo", "sft", "reward_model"):
         plan = compile_program(shipped(tmp_path, name), CLUSTER, 2)
         assert plan.program.name in explain_text(plan, CLUSTER)
+
+
+def test_switches_are_told_as_a_program_has_them(program, tmp_path, capsys):
+    both = "    actor.train: parallel(tp=2), sequence_parallel(true)\n    actor: sequence_parallel(false)\n"
+    text = (tmp_path / program).read_text()
+    (tmp_path / program).write_text(text.replace("    actor.train: parallel(tp=2, pp=2)\n", both))
+    assert main(["compile", program, "--ranks", "4"]) == 3
+    said = capsys.readouterr().err
+    assert "`sequence_parallel` is false here and true there" in said and "True" not in said
