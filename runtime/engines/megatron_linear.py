@@ -2,10 +2,14 @@
 
 Where both were measured, oneDNN took a tenth less time than torch's own products for y = x W^T and for the gradient of
 x, not for that of W. That one is added to Megatron's `main_grad` by the product itself, not as a tensor of its own.
+
+oneDNN compiles a product for each number of rows, half a megabyte of code, and keeps the last of them. Packed
+micro-batches all have their own: of the thousand that are usual a rank would grow by hundreds of megabytes.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, Optional
 
 from runtime.engines import megatron_cpu  # noqa: F401  must precede megatron.core
@@ -14,6 +18,11 @@ import torch
 import torch.distributed as dist
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
+
+
+KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}  # oneDNN's products, and torch's of it
+for _name, _count in KEPT.items():
+    os.environ.setdefault(_name, _count)  # read at the first product
 
 
 def linear(
