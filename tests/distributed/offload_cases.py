@@ -1,0 +1,117 @@
+"""Run under mpiexec with a folder of plans as argument: runs each plan, and goes on from the first checkpoint of another.
+
+For each NAME.plan.json rank 0 prints a line of JSON:
+    name, failed    the plan, and the code of the diagnostic that ended it, "" for none
+    metrics         by iteration
+    files           of the last checkpoint, by name, their digests
+    peaks           by rank, bytes that were resident at most while nothing was read or saved, beside those before
+    resumed         the same metrics and files of a run that goes on from the first checkpoint
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+import psutil
+import torch
+from mpi4py import MPI
+
+from compiler.plan import Plan
+from compiler.proof.verify import load_plan
+from rlhf_dsl.diagnostics import DiagnosticError
+from runtime import checkpoint, meshes
+from runtime.executor.executor import Executor
+from runtime.executor.models import Models
+from runtime.executor.python_calls import start_ops
+from runtime.executor.sources import open_sources
+from runtime.run import run
+from runtime.run_folder import RunFolder
+from runtime.world import DistWorld
+
+FORGET_THE_PEAK = "5"
+
+
+def trim(*_: Any) -> None:
+    """What is free and kept for later is given back: it depends on what was there before, not on the plan."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def settled() -> int:
+    """Bytes resident now; the peak counts from here on."""
+    gc.collect()
+    trim()
+    Path("/proc/self/clear_refs").write_text(FORGET_THE_PEAK)
+    return psutil.Process().memory_info().rss
+
+
+def peak() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def ran(plan: Plan, job: meshes.Job, folder: RunFolder, start: Optional[Path] = None) -> dict[str, Any]:
+    if job.rank == 0:
+        folder.create()
+    MPI.COMM_WORLD.Barrier()
+    ops = start_ops(plan)
+    try:
+        events, most = _followed(plan, job, folder, ops, start)
+    finally:
+        for runner in ops.values():
+            runner.close()
+    MPI.COMM_WORLD.Barrier()
+    saved = json.loads((checkpoint.latest(folder.checkpoints) / checkpoint.FILE).read_text())
+    metrics = {event["iteration"]: event["metrics"] for event in events}
+    return {"metrics": metrics, "files": saved["files"], "peaks": MPI.COMM_WORLD.allgather(most)}
+
+
+def _followed(plan: Plan, job: meshes.Job, folder: RunFolder, ops: dict[str, Any],
+              start: Optional[Path]) -> tuple[list[dict[str, Any]], int]:
+    """(what was told of each iteration, the peak)"""
+    before, events, peaks = settled(), [], []
+    models = Models(plan, job, folder.path / "state")
+    executor = Executor(plan, DistWorld(None, job.rank, job.size), models, open_sources(plan), ops, trim)
+    models.prepare()
+    resumed = checkpoint.restore(start, models, executor) if start else 0
+    settled()
+
+    def follow(event: dict[str, Any]) -> None:
+        if event["event"] == "iteration":
+            events.append(event)
+            peaks.append(peak() - before)
+        else:
+            settled()
+
+    run(plan, folder, executor.world, models, executor, follow, resumed)
+    return events, max(peaks)
+
+
+def told(path: Path, job: meshes.Job) -> dict[str, Any]:
+    """What the plan in `path` gave."""
+    plan, name = load_plan(path), path.name.removesuffix(".plan.json")
+    whole, half = RunFolder(path.with_name(f"{name}.run")), RunFolder(path.with_name(f"{name}.resumed"))
+    try:
+        found = ran(plan, job, whole)
+        found["resumed"] = ran(plan, job, half, whole.checkpoints / checkpoint.name_of(1))
+    except DiagnosticError as error:
+        return {"name": name, "failed": error.diagnostics[0].code}
+    return {"name": name, "failed": "", **found}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    job = meshes.start(MPI.COMM_WORLD)
+    for path in sorted(Path(sys.argv[1]).glob("*.plan.json")):
+        found = told(path, job)
+        if job.rank == 0:
+            print(json.dumps(found), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
