@@ -58,7 +58,7 @@ OPTIONS = {
     "almost greedy": SamplingOptions(max_tokens=6, temperature=0.003, stop_ids=(2,)),
 }
 BY_TRAINING = {
-    f"temperature {temperature}, top-p {top_p}": SamplingOptions(5, temperature, top_p=top_p, stop_ids=(2,))
+    f"temperature {temperature}, top-p {top_p}": SamplingOptions(3, temperature, top_p=top_p, stop_ids=(2,))
     for temperature in (1.0, 0.7) for top_p in (1.0, 0.8)
 }
 SIZES = dict(vocab_size=70, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
