@@ -225,6 +225,8 @@ class FeedExecutor(Executor):
     def _reshard(self, step: Reshard, scope: Scope) -> None:
         """There are no weights."""
 
+    _reload = _offload = _reshard
+
     def _action(self, step: Any, scope: Scope) -> None:
         """There is nothing to save."""
 
