@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engines import megatron_vocabulary
+from runtime.engines import megatron_linear, megatron_vocabulary
 from runtime.engines.megatron_attention import take
 from runtime.engines.megatron_linear import linear
 from runtime.engines.megatron_mlp import swiglu
@@ -66,14 +66,17 @@ def test_attention_over_short_rows(window: int, kv_heads: int) -> None:
     assert_alike(gradients([found], weights, made), gradients([plain], weights, made))
 
 
-def test_linear() -> None:
+@pytest.mark.parametrize("large", [0, 1 << 26], ids=["oneDNN", "torch"])
+def test_linear(monkeypatch, large: int) -> None:
+    monkeypatch.setattr(megatron_linear, "_LARGE", large)
     x, weight, bias, weights = leaf(6, 1, 5), leaf(4, 5), leaf(4), [torch.randn(6, 1, 4)]
     found, plain = linear(x, weight, bias), F.linear(x, weight, bias)
     assert_alike([found], [plain])
     assert_alike(gradients([found], weights, [x, weight, bias]), gradients([plain], weights, [x, weight, bias]))
 
 
-def test_linear_of_no_rows() -> None:
+def test_linear_of_no_rows(monkeypatch) -> None:
+    monkeypatch.setattr(megatron_linear, "_LARGE", 0)
     x, weight = leaf(0, 1, 5), leaf(4, 5)
     found = linear(x, weight)
     assert found.shape == (0, 1, 4)

@@ -1,7 +1,7 @@
 """Megatron's linear layers; in 32 bits on a CPU their products are oneDNN's.
 
-Where both were measured, oneDNN took a tenth less time than torch's own products for y = x W^T and for the gradient of
-x, not for that of W. That one is added to Megatron's `main_grad` by the product itself, not as a tensor of its own.
+Where both were measured, of large products oneDNN took a tenth less time than torch for y = x W^T and for the gradient
+of x, not for that of W. That one is added to Megatron's `main_grad` by the product itself, not as a tensor of its own.
 
 oneDNN compiles a product for each number of rows, half a megabyte of code, and keeps the last of them. Packed
 micro-batches all have their own: of the thousand that are usual a rank would grow by hundreds of megabytes.
@@ -20,6 +20,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from torch import Tensor
 
 
+_LARGE = 1 << 26  # multiplications: with fewer, what oneDNN saves is less than the 4 ms that it compiles for
 KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}  # oneDNN's products, and torch's of it
 for _name, _count in KEPT.items():
     os.environ.setdefault(_name, _count)  # read at the first product
@@ -68,6 +69,8 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    if x.numel() * weight.shape[0] < _LARGE:
+        return torch.nn.functional.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
