@@ -5,8 +5,8 @@
     python benchmarks/transitions.py MODEL 1  # one transition by each strategy instead of five
 
 Weights are bf16. All strategies of a number of ranks run in one job, in turn, so that what else the machine does meets
-them alike; printed are medians of the slowest rank, each as a multiple of zero redundancy, and the processor time of all
-ranks together, on which other work bears less.
+them alike; printed are medians of the slowest rank, each as a multiple of zero redundancy, and the processor time of
+all ranks together, on which other work bears less.
 """
 
 from __future__ import annotations

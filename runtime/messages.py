@@ -14,7 +14,9 @@ from torch import Tensor
 MOST_LEAVING = 64 << 20  # bytes
 
 
-def swap(outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], group: Optional[dist.ProcessGroup] = None) -> None:
+def swap(
+    outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], group: Optional[dist.ProcessGroup] = None
+) -> None:
     """Sends a tensor to some ranks and fills one from others, all at once; returns when that is done.
 
     outgoing, incoming: by global rank, none of them empty

@@ -56,8 +56,8 @@ class SoloWorld:
 class DistWorld:
     """The ranks of a torch.distributed group, all of the job's. bool travels as bytes.
 
-    Parts of an exchange go from pair to pair: a rank waits for what it gets, and for nothing else. It says what it expects
-    before it sends, so that ranks that send to each other do not wait for each other.
+    Parts of an exchange go from pair to pair: a rank waits for what it gets, and for nothing else. It says what it
+    expects before it sends, so that ranks that send to each other do not wait for each other.
     """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:

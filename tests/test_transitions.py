@@ -68,7 +68,8 @@ def test_a_searched_plan_moves_by_the_strategy_asked_for(tmp_path):
 
 def test_where_generation_has_ranks_of_its_own_there_is_nothing_to_choose(tmp_path):
     """A strategy that gathers is refused at its line; what happens anyway may be said."""
-    text = PROGRAM.replace("parallel(tp=2)", "devices(2), parallel(tp=2), reshard(NAME)") + "\nrun:\n    steps = 2\n    lag = 1\n"
+    text = PROGRAM.replace("parallel(tp=2)", "devices(2), parallel(tp=2), reshard(NAME)")
+    text += "\nrun:\n    steps = 2\n    lag = 1\n"
     for strategy in (s for s in STRATEGIES if s != MINIMAL):
         with pytest.raises(DiagnosticError) as caught:
             compiled(tmp_path, text.replace("NAME", strategy.replace("-", "_")), 6)

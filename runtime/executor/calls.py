@@ -1,8 +1,8 @@
 """A model call on its way: its rows arrive at the layout, the model computes, its results leave for home.
 
 The three are steps of a plan's own, so that calls of models on different ranks lie beside each other: a rank outside a
-layout computes nothing and goes on. All ranks call `arrive` and `leave`, since each has rows at home; rows travel from pair
-to pair, so a rank waits for what comes to it alone.
+layout computes nothing and goes on. All ranks call `arrive` and `leave`, since each has rows at home; rows travel from
+pair to pair, so a rank waits for what comes to it alone.
 """
 
 from __future__ import annotations

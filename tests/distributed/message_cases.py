@@ -95,7 +95,8 @@ def random_messages(most: int) -> dict[str, int]:
         got = world.exchange(parts(counts[comm.rank], dtype, salt), [row[comm.rank] for row in counts])
         held = max(held, world._outbox._held)
         for rank, part in enumerate(got):
-            right = (torch.arange(counts[rank][comm.rank]) * 7 + 31 * rank + 57 * comm.rank + salt).remainder(101).to(dtype)
+            right = torch.arange(counts[rank][comm.rank]) * 7 + 31 * rank + 57 * comm.rank + salt
+            right = right.remainder(101).to(dtype)
             arrived, wrong = arrived + right.numel(), wrong + (not torch.equal(part, right))
     world.settle()
     return {"arrived": arrived, "wrong": wrong, "beyond": int(held > max(most, 8 * LONGEST))}

@@ -17,7 +17,8 @@ def cases(programs, tmp_path_factory) -> dict[str, list]:
     folder = tmp_path_factory.mktemp("messages")
     plan = compile_program(PPO.checked(PLAN, programs), ranks=3)
     (folder / "plan.json").write_text(plan.to_json())
-    return {line["case"]: line["by rank"] for line in told(3, "message_cases", folder / "plan.json", folder / "scratch")}
+    lines = told(3, "message_cases", folder / "plan.json", folder / "scratch")
+    return {line["case"]: line["by rank"] for line in lines}
 
 
 def test_a_rank_without_rows_goes_on(cases):
