@@ -23,12 +23,15 @@ class Journal:
         self._trace = open(folder.trace, "a", encoding="utf-8")
         self._board = _tensorboard(folder.tensorboard) if folder.tensorboard.is_dir() else None
 
-    def write(self, iteration: int, metrics: Mapping[str, Optional[float]], seconds: float, times: Times) -> None:
-        """seconds: of the whole iteration with its evaluations; times: of steps, a loop's own includes what is in it."""
+    def write(self, iteration: int, metrics: Mapping[str, Optional[float]], seconds: float, times: Times,
+              lengths: Mapping[str, float]) -> None:
+        """seconds: of the whole iteration with its evaluations; times: of steps, a loop's own includes what is in it;
+        lengths: tokens of its samples, `Rows.mean_lengths`"""
         _line(self._metrics, {"iteration": iteration, "seconds": round(seconds, 4), "metrics": dict(metrics)})
         told = {section: {title: round(spent, 6) for title, spent in steps.items()} for section, steps in times.items()}
         _line(self._trace, {"iteration": iteration, "seconds": round(seconds, 4), "steps": told.pop(ITERATION, {}),
-                            **({"evals": told} if told else {})})
+                            **({"evals": told} if told else {}),
+                            **({"lengths": {name: round(n, 3) for name, n in lengths.items()}} if lengths else {})})
         if self._board is not None:
             self._show(iteration, metrics)
 

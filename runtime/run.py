@@ -55,7 +55,7 @@ def run(plan: Plan, folder: RunFolder, world: World, models: Models, executor: E
         due = [s for s in plan.evals if number == last or s.every and number % s.every == 0]
         done.metrics |= _evaluations(due, executor)
         seconds = time.perf_counter() - began
-        _finish(journal, report, number, last, done.metrics, seconds, stopwatch.slowest(done), done.skipped)
+        _finish(journal, report, number, last, done.metrics, seconds, stopwatch.slowest(done), done.lengths, done.skipped)
         wish = requests.agreed(world)
         if done.save or wish != CONTINUE:
             path = checkpoint.write(folder.checkpoints, models, executor, number)
@@ -72,7 +72,7 @@ def _begin(plan: Plan, executor: Executor, stopwatch: Stopwatch, journal: Option
     metrics = _evaluations(plan.evals, executor)
     seconds = time.perf_counter() - began
     if metrics or not plan.run.steps:
-        _finish(journal, report, 0, plan.run.steps, metrics, seconds, stopwatch.slowest(executor.iteration))
+        _finish(journal, report, 0, plan.run.steps, metrics, seconds, stopwatch.slowest(executor.iteration), {})
 
 
 def _evaluations(sections: list[EvalSection] | tuple[EvalSection, ...], executor: Executor) -> dict[str, Optional[float]]:
@@ -83,9 +83,9 @@ def _evaluations(sections: list[EvalSection] | tuple[EvalSection, ...], executor
 
 
 def _finish(journal: Optional[Journal], report: Callable[[dict], None], number: int, last: int,
-            metrics: dict, seconds: float, times: Times, skipped: bool = False) -> None:
+            metrics: dict, seconds: float, times: Times, lengths: dict[str, float], skipped: bool = False) -> None:
     if journal is not None:
-        journal.write(number, metrics, seconds, times)
+        journal.write(number, metrics, seconds, times, lengths)
     report({"event": "iteration", "iteration": number, "of": last, "metrics": metrics, "seconds": seconds})
     if skipped:
         report({"event": "message", "text": f"step {number}: `keep` left no row, so nothing was trained"})

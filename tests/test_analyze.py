@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -29,6 +30,7 @@ HELD = """dim e = 8
 dim s <= 16
 data held[e] = jsonl("held.jsonl", "prompt")
 """
+LENGTHS = {"prompt": 6.0, "response": 3.5, "longest": 5.0}
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +50,15 @@ def folder(plan, tmp_path) -> RunFolder:
             done.seconds[row.title] = (number > 0) * i * scale / 1e3
         if number % 2 == 0:
             done.evals["eval"] = {"generate eval/z": 0.5 * scale}
-        journal.write(number, {}, 10.0 * scale, watch.slowest(done))
+        journal.write(number, {}, 10.0 * scale, watch.slowest(done), LENGTHS if number else {})
     journal.close()
     return made
 
 
 def test_each_step_has_its_median_and_its_estimate(plan, folder):
     found = analyze(folder.path, CLUSTER)
-    costs, rows = CostModel(plan, CLUSTER), [row for row in rows_of(plan) if row.section == ITERATION]
+    assert found.lengths == LENGTHS
+    costs, rows = CostModel(dataclasses.replace(plan, assume=LENGTHS), CLUSTER), [row for row in rows_of(plan) if row.section == ITERATION]
     assert found.iterations == 3
     steps = {(s.section, s.title): s for s in found.steps}
     for i, row in enumerate(rows):
@@ -67,6 +70,13 @@ def test_each_step_has_its_median_and_its_estimate(plan, folder):
     assert steps["eval", "generate eval/z"].measured == 1.0  # of iterations 0, 2 and 4: 0.5, 1, 2
     assert steps["eval", "load e"].measured is None
     assert found.seconds == 30.0 and found.estimate == pytest.approx(iteration_seconds(costs))
+
+
+def test_a_run_that_tells_no_lengths_is_estimated_by_those_of_its_plan(plan, folder):
+    lines = [json.loads(line) for line in folder.trace.read_text().splitlines()]
+    folder.trace.write_text("".join(json.dumps({**line, "lengths": {}}) + "\n" for line in lines))
+    found = analyze(folder.path, CLUSTER)
+    assert found.lengths == {} and found.estimate == pytest.approx(iteration_seconds(CostModel(plan, CLUSTER)))
 
 
 def test_evaluations_are_no_part_of_an_iteration(folder):

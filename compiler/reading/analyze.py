@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
@@ -16,6 +16,7 @@ from compiler.reading.tables import ITERATION, SETUP, rows_of
 from compiler.reading.units import plural, seconds_text
 from rlhf_dsl.diagnostics import fault
 
+LENGTHS = ("prompt", "response", "longest")  # tokens, as `assume:` has them
 SMALLEST = 1e-5  # s; what is estimated to take less is not compared
 WIDTHS = (48, 12, 12, 9, 8)  # step, estimate, measured, ratio, share
 
@@ -34,7 +35,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Analysis:
-    """iterations: how many were measured; seconds: the median of a whole iteration, without evaluations."""
+    """iterations: how many were measured; seconds: the median of a whole iteration, without evaluations.
+
+    lengths: tokens of a prompt, of a response and of the longest, on average over the iterations; estimates are for these
+    """
 
     plan: Plan
     cluster: Cluster
@@ -42,6 +46,7 @@ class Analysis:
     seconds: float
     estimate: float
     steps: tuple[Measured, ...]
+    lengths: dict[str, float]
 
 
 def analyze(folder: Path, cluster: Cluster) -> Analysis:
@@ -54,11 +59,18 @@ def analyze(folder: Path, cluster: Cluster) -> Analysis:
     counted = iterations[1:] or iterations  # the first warms up
     if not counted:
         raise fault("P0303", place=str(folder), reason="no iteration was finished")
-    costs = CostModel(plan, cluster)
+    lengths = _lengths(counted)
+    costs = CostModel(replace(plan, assume={**plan.assume, **lengths}), cluster)
     steps = tuple(_steps(plan, costs, counted, lines))
     evals = [sum(sum(steps.values()) for steps in line.get("evals", {}).values()) for line in counted]
     outside = [line["seconds"] - spent for line, spent in zip(counted, evals)]
-    return Analysis(plan, cluster, len(counted), statistics.median(outside), iteration_seconds(costs), steps)
+    return Analysis(plan, cluster, len(counted), statistics.median(outside), iteration_seconds(costs), steps, lengths)
+
+
+def _lengths(iterations: list[dict]) -> dict[str, float]:
+    """Means over the iterations that tell their samples' lengths."""
+    told = [line["lengths"] for line in iterations if line.get("lengths")]
+    return {name: statistics.fmean(each[name] for each in told) for name in LENGTHS} if told else {}
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:
@@ -81,6 +93,9 @@ def _is_line(value: Any) -> bool:
     if not isinstance(value, dict) or not all(_is_number(value.get(key)) for key in ("iteration", "seconds")):
         return False
     evals = value.get("evals", {})
+    lengths = value.get("lengths", {})
+    if not isinstance(lengths, dict) or lengths and not all(_is_number(lengths.get(name)) for name in LENGTHS):
+        return False
     sections = [value.get("steps"), *(evals.values() if isinstance(evals, dict) else [None])]
     return all(isinstance(steps, dict) and all(map(_is_number, steps.values())) for steps in sections)
 
@@ -117,6 +132,9 @@ def _text(found: Analysis) -> Iterator[str]:
            f"estimated {seconds_text(found.estimate)}, {_ratio(found.seconds, found.estimate)}")
     yield (f"the median of {plural(found.iterations, 'iteration')}; of each step the time of the rank that took longest, "
            "waiting for others included")
+    if found.lengths:
+        prompt, response, longest = (f"{found.lengths[name]:.3g}" for name in LENGTHS)
+        yield f"estimated for the lengths that it had: {prompt} tokens a prompt, {response} a response, {longest} the longest"
     yield ""
     heads = ("step", "estimate", "measured", "ratio", "share")
     yield heads[0].ljust(WIDTHS[0]) + "".join(head.rjust(width) for head, width in zip(heads[1:], WIDTHS[1:]))
@@ -149,7 +167,7 @@ def _ratio(measured: Optional[float], estimate: float) -> str:
 def analysis_json(found: Analysis) -> dict[str, Any]:
     return {
         "format": "rlflow.analysis/1", "program": found.plan.program.name, "plan": found.plan.digest,
-        "iterations": found.iterations, "iteration": _pair(found.estimate, found.seconds),
+        "iterations": found.iterations, "lengths": found.lengths, "iteration": _pair(found.estimate, found.seconds),
         "steps": [{"section": s.section, "value": s.title, **_pair(s.estimate, s.measured), "least_s": s.least, "most_s": s.most}
                   for s in found.steps],
     }

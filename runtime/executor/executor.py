@@ -36,12 +36,14 @@ class Iteration:
 
     metrics: null where no row took part; save: a checkpoint is due; series: the metrics of updates, before they are averaged over mini-batches
     seconds: of each step by its title; evals: likewise, of each evaluation after it
+    lengths: tokens of its samples, as `Rows.mean_lengths`
     """
 
     number: int
     metrics: dict[str, Optional[float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     evals: dict[str, dict[str, float]] = field(default_factory=dict)
+    lengths: dict[str, float] = field(default_factory=dict)
     skipped: bool = False
     save: bool = False
     series: dict[str, list[float]] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class Executor:
         for step in self.plan.steps:
             self._walk(step)
         self.world.settle()
+        self.iteration.lengths = scope.rows.mean_lengths()
         for root in scope.rows.size:
             self.positions[root] = self.positions.get(root, 0) + scope.rows.size[root]
         return self.iteration

@@ -80,6 +80,14 @@ class Rows:
         group = self.dims.group(unit)
         return (rows[:, None] * group + torch.arange(group)).flatten()
 
+    def mean_lengths(self) -> dict[str, float]:
+        """Tokens of a prompt and of a response, means over the samples of all responses, and of the longest response."""
+        prompts, responses = (torch.cat([*lengths.values(), torch.zeros(0, dtype=torch.int64)]).double()
+                              for lengths in (self.prompt_lengths, self.response_lengths))
+        if not responses.numel():
+            return {}
+        return {"prompt": float(prompts.mean()), "response": float(responses.mean()), "longest": float(responses.max())}
+
     def kept_units(self, unit: tuple[str, ...], keep: int) -> Optional[Tensor]:
         """bool over all units, None if nothing was dropped; a row with any sample kept is kept as a row."""
         root = unit[0]
