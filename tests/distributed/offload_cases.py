@@ -4,7 +4,8 @@ For each NAME.plan.json rank 0 prints a line of JSON:
     name, failed    the plan, and the code of the diagnostic that ended it, "" for none
     metrics         by iteration
     files           of the last checkpoint, by name, their digests
-    peaks           by rank, bytes that were resident at most while nothing was read or saved, beside those before
+    peaks           by rank, bytes that were resident at most in the iteration where that was least, beside those before; an
+                    iteration that reads or allocates something for the first time holds more than the plan needs
     resumed         the same metrics and files of a run that goes on from the first checkpoint
 """
 
@@ -72,7 +73,7 @@ def ran(plan: Plan, job: meshes.Job, folder: RunFolder, start: Optional[Path] = 
 
 def _followed(plan: Plan, job: meshes.Job, folder: RunFolder, ops: dict[str, Any],
               start: Optional[Path]) -> tuple[list[dict[str, Any]], int]:
-    """(what was told of each iteration, the peak)"""
+    """(what was told of each iteration, the least of their peaks)"""
     before, events, peaks = settled(), [], []
     models = Models(plan, job, folder.path / "state")
     executor = Executor(plan, DistWorld(None, job.rank, job.size), models, open_sources(plan), ops, trim)
@@ -83,12 +84,13 @@ def _followed(plan: Plan, job: meshes.Job, folder: RunFolder, ops: dict[str, Any
     def follow(event: dict[str, Any]) -> None:
         if event["event"] == "iteration":
             events.append(event)
-            peaks.append(peak() - before)
+            if event["iteration"]:
+                peaks.append(peak() - before)
         else:
             settled()
 
     run(plan, folder, executor.world, models, executor, follow, resumed)
-    return events, max(peaks)
+    return events, min(peaks)
 
 
 def told(path: Path, job: meshes.Job) -> dict[str, Any]:
