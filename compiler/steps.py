@@ -54,13 +54,12 @@ class Reshard:
 
 
 @dataclass(frozen=True)
-class Reload:
-    """`parts` of `model`, as `layout` keeps them, come back from the host's memory: see `compiler.offloading`.
+class _HostMove:
+    """`parts` of `model`, as `layout` keeps them, on their way from or to the host's memory: see `compiler.offloading`.
 
-    bytes: that the rank with most of them reads; parts without content have memory again, and count nothing
+    bytes: that the rank with most of them reads or writes, which what has no content and what the host has need not
     """
 
-    op: ClassVar[str] = "reload"
     name: str
     model: str
     layout: str
@@ -71,20 +70,17 @@ class Reload:
 
 
 @dataclass(frozen=True)
-class Offload:
-    """`parts` of `model` give up their memory in `layout`.
+class Reload(_HostMove):
+    """Parts come back; those without content have memory again, and count nothing."""
 
-    bytes: that the rank with most of them writes to the host's memory, of parts that have changed since they came
-    """
+    op: ClassVar[str] = "reload"
+
+
+@dataclass(frozen=True)
+class Offload(_HostMove):
+    """Parts give up their memory; those that have changed since they came are written, and count."""
 
     op: ClassVar[str] = "offload"
-    name: str
-    model: str
-    layout: str
-    parts: tuple[str, ...]
-    bytes: int = 0
-    line: int = 0
-    ahead: int = 0
 
 
 @dataclass(frozen=True)

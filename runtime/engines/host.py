@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import BinaryIO, Iterable, Optional, Protocol, Sequence
 
@@ -125,7 +126,7 @@ class Leaving:
             _bytes(store).zero_()
 
 
-class Offloads:
+class Offloads(ABC):
     """`Engine.offload` and `Engine.reload` of an engine whose parts are tensors. away: by part, what has left"""
 
     def __init__(self) -> None:
@@ -147,8 +148,9 @@ class Offloads:
                 self._leaving[part].come_back()
                 self.away.remove(part)
 
+    @abstractmethod
     def tensors_of(self, part: str) -> Iterable[Tensor]:
-        raise NotImplementedError
+        """The tensors of a part, always the same objects."""
 
     def version_of(self, part: str, version: Optional[int]) -> Optional[int]:
         """What to know the content of a part by, None if it holds nothing."""

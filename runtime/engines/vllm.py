@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compiler.cost.generation import MOST_SEQUENCES
 from compiler.layout import ModelLayout
 from compiler.shapes import FAMILIES, ModelShape
 from compiler.weights import WeightLayout
@@ -25,7 +26,6 @@ from runtime.engines.sampling import SamplingOptions, check_prompts, completes_s
 from runtime.engines.vllm_weights import whole_tensors
 from runtime.sequences import Sequences
 
-MOST_SEQUENCES = 256  # decoded together
 PREFILL_TOKENS = 8192  # in one pass over prompts
 BLOCK_TOKENS = 128  # at most in a block of the cache; a sequence fills whole blocks
 
@@ -57,7 +57,7 @@ class VLLMEngine:
             model=str(folder), load_format="dummy", skip_tokenizer_init=True, generation_config="vllm",
             hf_overrides={"architectures": [f"{FAMILIES[shape.family].architecture}ForCausalLM"]},
             dtype=str(dtype).removeprefix("torch."), tensor_parallel_size=layout.tp, seed=0,
-            max_model_len=shape.max_positions, max_num_seqs=MOST_SEQUENCES, enable_prefix_caching=True,
+            max_model_len=shape.max_positions, max_num_seqs=MOST_SEQUENCES["vllm"], enable_prefix_caching=True,
             max_num_batched_tokens=max(PREFILL_TOKENS, shape.max_positions),
             kv_cache_memory_bytes=self.cache_bytes,
             logprobs_mode="processed_logprobs", enable_sleep_mode=sleeps)
@@ -201,4 +201,4 @@ def _cache_bytes(shape: ModelShape, tp: int, dtype: torch.dtype, bound: int) -> 
     """What so many whole sequences need, within the bound; vLLM needs room for one."""
     token = 2 * shape.layers * max(shape.kv_heads // tp, 1) * shape.head_dim * dtype.itemsize
     sequence = token * -(-shape.max_positions // BLOCK_TOKENS) * BLOCK_TOKENS
-    return max(min(bound, MOST_SEQUENCES * sequence), 2 * sequence)
+    return max(min(bound, MOST_SEQUENCES["vllm"] * sequence), 2 * sequence)

@@ -62,24 +62,21 @@ def parts(counts: Sequence[int], dtype: torch.dtype = torch.int64, salt: int = 0
 
 def who_has_nothing_goes_on(world: DistWorld, store: Any) -> int:
     """Rank 2 is through before the others come."""
-    counts = [[0, 3, 0], [5, 0, 0], [0, 0, 0]]
-    if comm.rank < 2:
-        store.wait(["rank 2 is through"], GIVES_UP)
-    got = world.exchange(parts(counts[comm.rank]), [row[comm.rank] for row in counts])
-    if comm.rank == 2:
-        store.set("rank 2 is through", "yes")
-    world.settle()
-    return sum(part.numel() for part in got)
+    return _elements(world, store, [[0, 3, 0], [5, 0, 0], [0, 0, 0]], through=2, late=(0, 1))
 
 
 def who_sends_goes_on(world: DistWorld, store: Any) -> int:
     """Rank 0 sends and is through before rank 1 comes."""
-    counts = [[0, 100_000, 0], [0, 0, 0], [0, 0, 0]]
-    if comm.rank == 1:
-        store.wait(["rank 0 is through"], GIVES_UP)
+    return _elements(world, store, [[0, 100_000, 0], [0, 0, 0], [0, 0, 0]], through=0, late=(1,))
+
+
+def _elements(world: DistWorld, store: Any, counts: Sequence[Sequence[int]], through: int, late: Sequence[int]) -> int:
+    """What arrives here of counts[from][to]. The ranks `late` do not come before the rank `through` has gone on."""
+    if comm.rank in late:
+        store.wait([f"rank {through} is through"], GIVES_UP)
     got = world.exchange(parts(counts[comm.rank]), [row[comm.rank] for row in counts])
-    if comm.rank == 0:
-        store.set("rank 0 is through", "yes")
+    if comm.rank == through:
+        store.set(f"rank {through} is through", "yes")
     world.settle()
     return sum(part.numel() for part in got)
 
