@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator
 
 from compiler.cluster import Cluster
 from compiler.cost import CostModel, Memory, iteration_seconds, timeline

@@ -85,9 +85,6 @@ class Setting:
     def prompt_tokens(self) -> float:
         return self.lengths.prompt
 
-    def response_tokens(self, dims: tuple[str, ...]) -> float:
-        return self.lengths.response(dims)
-
     def tokens(self, response: int) -> float:
         """Prompt and response tokens of all samples of a response (an id of an expression)."""
         return self.lengths.tokens(response)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Iterator, Mapping, Optional, Sequence
+from typing import Optional, Sequence
 
 from compiler.constraints import FORWARD, GENERATE, TRAIN, Stage, asked_of_stages
 from compiler.cost.training import FORWARD_TOKENS

@@ -38,6 +38,7 @@ class VLLMEngine:
     group: the torch.distributed group of the rank's tp peers, itself alone where tp = 1
     name: of this engine, unlike that of all others of the machine
     cache_bytes: bound on the memory for keys and values, of which two whole sequences have room in any case
+    sleeps: it can `offload`, which a GPU alone allows
     Raises R0138 if vLLM does not take the model. Construction is collective over the tp peers.
     """
 
@@ -99,6 +100,23 @@ class VLLMEngine:
         if self.shape.tied:
             head = self._runner.get_model().lm_head  # a layer of its own, whose packed form the loader leaves as it was
             head.quant_method.process_weights_after_loading(head)
+
+    # ---- what leaves the device: on a GPU, where it has not run; on a CPU a plan that asks for it is refused (R0169)
+
+    def offload(self, parts: Iterable[str], host: Host, version: Optional[int]) -> None:
+        """vLLM sleeps: without its cache, its weights in the host's memory by its own means, or nowhere if they come anew."""
+        if self.away:
+            return
+        with self._inside.running():
+            self._engine.sleep(level=2 if version is None else 1)
+        self.away.update(parts)
+
+    def reload(self, parts: Iterable[str]) -> None:
+        if not self.away:
+            return
+        with self._inside.running():
+            self._engine.wake_up()
+        self.away.clear()
 
     # ---- generation
 

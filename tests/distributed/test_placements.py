@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from compiler.compile import compile_program
-from rlhf_dsl.typed import Checked
 from tests.distributed.judging import MADE, Run, Subject, Verdict, check_few_part, judge, run_plans, table
 from tests.distributed.planted import PLANTED
 from tests.oracle import Oracle
