@@ -4,8 +4,9 @@ For each NAME.plan.json rank 0 prints a line of JSON:
     name, failed    the plan, and the code of the diagnostic that ended it, "" for none
     metrics         by iteration
     files           of the last checkpoint, by name, their digests
-    peaks           by rank, bytes that were resident at most in the iteration where that was least, beside those before; an
-                    iteration that reads or allocates something for the first time holds more than the plan needs
+    peaks           by rank, bytes that were allocated at most between two steps of an iteration, beside those before the
+                    models were made. What is resident would say more than the plan: heaps that are free but kept, and
+                    pages that ranks share for their messages
     resumed         the same metrics and files of a run that goes on from the first checkpoint
 """
 
@@ -18,7 +19,6 @@ import sys
 from pathlib import Path
 from typing import Any, Optional
 
-import psutil
 import torch
 from mpi4py import MPI
 
@@ -34,25 +34,21 @@ from runtime.run import run
 from runtime.run_folder import RunFolder
 from runtime.world import DistWorld
 
-FORGET_THE_PEAK = "5"
+class Mallinfo(ctypes.Structure):
+    """See mallinfo2(3): of all arenas together."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
 
 
-def trim(*_: Any) -> None:
-    """What is free and kept for later is given back: it depends on what was there before, not on the plan."""
-    ctypes.CDLL(None).malloc_trim(0)
+LIBC = ctypes.CDLL(None)
+LIBC.mallinfo2.restype = Mallinfo
 
 
-def settled() -> int:
-    """Bytes resident now; the peak counts from here on."""
-    gc.collect()
-    trim()
-    Path("/proc/self/clear_refs").write_text(FORGET_THE_PEAK)
-    return psutil.Process().memory_info().rss
-
-
-def peak() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+def allocated() -> int:
+    """Bytes that this process has allocated and not freed, small ones in its heaps and large ones by themselves."""
+    found = LIBC.mallinfo2()
+    return found.uordblks + found.hblkhd
 
 
 def ran(plan: Plan, job: meshes.Job, folder: RunFolder, start: Optional[Path] = None) -> dict[str, Any]:
@@ -73,24 +69,22 @@ def ran(plan: Plan, job: meshes.Job, folder: RunFolder, start: Optional[Path] = 
 
 def _followed(plan: Plan, job: meshes.Job, folder: RunFolder, ops: dict[str, Any],
               start: Optional[Path]) -> tuple[list[dict[str, Any]], int]:
-    """(what was told of each iteration, the least of their peaks)"""
-    before, events, peaks = settled(), [], []
+    """(what was told of each iteration, the most that was allocated between their steps)"""
+    gc.collect()
+    before, events, between = allocated(), [], []
     models = Models(plan, job, folder.path / "state")
-    executor = Executor(plan, DistWorld(None, job.rank, job.size), models, open_sources(plan), ops, trim)
+    executor = Executor(plan, DistWorld(None, job.rank, job.size), models, open_sources(plan), ops,
+                        lambda iteration, step: between.append(allocated() - before))
     models.prepare()
     resumed = checkpoint.restore(start, models, executor) if start else 0
-    settled()
+    between.clear()  # what is loaded is offloaded where it is first used
 
     def follow(event: dict[str, Any]) -> None:
         if event["event"] == "iteration":
             events.append(event)
-            if event["iteration"]:
-                peaks.append(peak() - before)
-        else:
-            settled()
 
     run(plan, folder, executor.world, models, executor, follow, resumed)
-    return events, min(peaks)
+    return events, max(between)
 
 
 def told(path: Path, job: meshes.Job) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tests.distributed.judging import Subject, told
 RANKS = 2
 LARGE = {"hidden_size": 512, "num_hidden_layers": 4, "intermediate_size": 1408, "num_attention_heads": 8,
          "num_key_value_heads": 8}  # 12.9 M parameters
-BESIDE = 8e7  # bytes beside models: activations, buffers of collectives, products of the sampler; half of a trained one
+BESIDE = 1e7  # bytes beside models from step to step: rows, rotary tables
 SMALL = {"b": "4", "run.steps": "2"}
 SAVING = (("every 40: save(actor), save(critic)", "every 1: save(actor), save(critic)"),)
 CUT = """
@@ -86,12 +86,13 @@ def test_no_bit_is_another(results, name):
 
 
 def test_memory_is_less_by_what_the_plan_says(plans, results, capsys):
-    """Of four models that take turns the largest is there."""
+    """Of four models that take turns the largest is there, an actor in both of its layouts."""
     sizes, spec = Offloading(plans["large moved"]), plans["large moved"].models
     held: dict[str, int] = {}
     for layout in sizes.layouts:
         parts = PARTS if layout.endswith(".train") else (WEIGHTS,)
-        held[layout.split(".")[0]] = sum(sizes.size(layout, part) for part in parts)
+        model = layout.split(".")[0]
+        held[model] = held.get(model, 0) + sum(sizes.size(layout, part) for part in parts)
     assert held.keys() == spec.keys()
     most, all_at_once = max(held.values()), sum(held.values())
     kept, moved = (results[f"large {name}"]["peaks"] for name in ("kept", "moved"))
@@ -99,7 +100,7 @@ def test_memory_is_less_by_what_the_plan_says(plans, results, capsys):
         print(f"\nby the plan {most / 1e6:.0f} MB in place of {all_at_once / 1e6:.0f}; measured "
               f"{[round(x / 1e6) for x in moved]} in place of {[round(x / 1e6) for x in kept]}")
     assert all(size <= most + BESIDE for size in moved)
-    assert all(more - less >= 0.85 * (all_at_once - most) for more, less in zip(kept, moved))
+    assert all(more - less >= 0.98 * (all_at_once - most) for more, less in zip(kept, moved))
 
 
 def test_vllm_keeps_its_memory_on_a_cpu(results):
