@@ -21,6 +21,7 @@ from compiler.placement import Placement, place
 from compiler.plan import Plan
 from compiler.proof.fits import require_fit
 from compiler.proof.verify import verify_plan
+from compiler.retained import with_retained
 from compiler.shapes import ModelShape, shape_from_config
 from compiler.sources import resolve_model
 from rlhf_dsl.diagnostics import DiagnosticError, fault
@@ -53,6 +54,7 @@ def compile_program(checked: Checked, cluster: Optional[Cluster] = None, ranks: 
     plan = emit(checked, graph, Target(cluster.digest, placement, str(folder), shapes))
     if not cluster.is_local:
         plan = with_caches(plan, cluster)
+    plan = with_retained(plan, cluster)
     verify_plan(plan, checked.path)
     if not cluster.is_local:
         require_fit(plan, cluster, checked.path)

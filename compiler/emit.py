@@ -263,7 +263,7 @@ class _Emitter:
         batching, unit = self.batching(layout), op.attr("unit")
         units = self._units(batching.micro_batch, unit, [call.args[0] for call in op.attr("calls")])
         return TrainStep(op.name, op.model, layout, objective, partial, op.attr("maximize"), calls, constants, unit,
-                         units, batching.tokens, batching.recompute, self.lines.at(op.span))
+                         units, batching.tokens, batching.recompute, line=self.lines.at(op.span))
 
     def _units(self, samples: int, unit: tuple[str, ...], responses: Iterable[Expr]) -> int:
         """At most so many units in a micro-batch of `samples`, one at least."""

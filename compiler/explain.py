@@ -144,6 +144,8 @@ class _Text:
 def told(step: Any) -> str:
     """`forward logp_old`, with what is worth saying of it."""
     title = f"load {step.name}: {', '.join(step.columns)}" if step.op == "load" else title_of(step)
+    if getattr(step, "retained", ""):
+        return f"{title}, on from {step.retained}"
     return f"{title}, of the next iteration" if getattr(step, "ahead", 0) else title
 
 

@@ -230,6 +230,7 @@ class TrainStep:
     unit: the dims whose joint rows may be split over micro-batches and dp: ("b",) or ("b", "g").
     micro_batch, tokens: of a micro-batch, at most so many units, at most so many tokens (0: no limit)
     recompute: backward computes the layers' activations again instead of keeping them
+    retained: the forward of the rollout from whose activations backward starts; "": it computes its own first
     """
 
     op: ClassVar[str] = "train"
@@ -245,6 +246,7 @@ class TrainStep:
     micro_batch: int = 0
     tokens: int = 0
     recompute: bool = False
+    retained: str = ""
     line: int = 0
 
 

@@ -17,7 +17,8 @@ class Memory:
     """Bytes on the fullest rank for one member of a group: a model, or a sampler on ranks of its own.
 
     generation: weights that generating needs beside those of training; cache: its keys and values
-    activations: of one micro-batch; there is the cache or activations, never both
+    activations: of one micro-batch, or those that stay from a forward to its training; there is the cache or
+    activations, never both
     """
 
     weights: float
@@ -41,7 +42,7 @@ def memory(setting: Setting, member: str) -> Memory:
 
 def _memory(setting: Setting, model: str) -> Memory:
     cache = 0.0 if setting.is_apart(f"{model}.generate") else _caches(setting, f"{model}.generate")
-    activations = max(_training(setting, model), _scoring(setting, model))
+    activations = max(_training(setting, model), _scoring(setting, model), _retained(setting, model))
     return dataclasses.replace(_held(setting, model), cache=cache, activations=activations)
 
 
@@ -75,7 +76,7 @@ def _kept(setting: Setting, model: str) -> float:
         return training.weight_bytes(*setting.placed(model))
     found, came = _held(setting, model), _brought(setting, model)
     beside = 0.0 if setting.is_in_place(model) else found.generation
-    return found.total - found.generation + beside - came.total
+    return found.total - found.generation + beside - came.total + _retained(setting, model)
 
 
 def peak(setting: Setting, members: Iterable[str]) -> float:
@@ -164,10 +165,19 @@ def _cache(setting: Setting, step: Any) -> float:
 
 
 def _training(setting: Setting, model: str) -> float:
-    """Activations of the largest micro-batch."""
+    """Activations of the largest micro-batch, where none are there already."""
+    return _activations(setting, model, retained=False)
+
+
+def _retained(setting: Setting, model: str) -> float:
+    """Activations that stay from a forward of the rollout to the training that goes on from it."""
+    return _activations(setting, model, retained=True)
+
+
+def _activations(setting: Setting, model: str, retained: bool) -> float:
     calls = [(step, setting.call(step, part)) for step, part in setting.steps(model, "train")]
     return max((training.activation_bytes(*setting.placed(step.layout), call, setting.micro(step, call))
-                for step, call in calls), default=0.0)
+                for step, call in calls if bool(step.retained) is retained), default=0.0)
 
 
 def _scoring(setting: Setting, model: str) -> float:

@@ -63,7 +63,7 @@ class CostModel(Setting):
         placed, call = self.placed(step.layout), self.call(step, part)
         rows, micro = training.minibatch_rows(placed[2], call), self.micro(step, call)
         found = training.passes_time(*placed, rows, micro, call.length)
-        return Reasons(*placed).passes(found, rows, call.length, 3 + micro.recompute, self._around(step, placed[0]))
+        return Reasons(*placed).passes(found, rows, call.length, 2 + micro.forwards, self._around(step, placed[0]))
 
     def _around(self, step: Any, machine: Machine) -> tuple[float, str]:
         """What the host does for a call, once an iteration and each time."""

@@ -143,7 +143,7 @@ class Setting:
     def micro(self, step: Any, call: Call) -> Micro:
         """Of a TrainStep, whose micro_batch counts units."""
         most = self.samples(step, call, call.together)
-        return Micro(max(call.together, int(min(most, call.rows))), step.recompute)
+        return Micro(max(call.together, int(min(most, call.rows))), step.recompute, bool(step.retained))
 
     def samples(self, step: Any, call: Call, unit: int = 1) -> float:
         """The most that a micro-batch of a Forward or TrainStep may hold; unit: samples that stay together"""

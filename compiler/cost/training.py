@@ -41,10 +41,19 @@ class StepTime(NamedTuple):
 
 
 class Micro(NamedTuple):
-    """How a mini-batch is cut: samples in a micro-batch, and whether layers are computed again in backward."""
+    """How a mini-batch is cut: samples in a micro-batch, and whether layers are computed again in backward.
+
+    retained: the forward was done before, and its activations are there
+    """
 
     samples: int
     recompute: bool
+    retained: bool = False
+
+    @property
+    def forwards(self) -> int:
+        """How often a training computes each layer forward."""
+        return 1 + self.recompute - self.retained
 
 
 def train_time(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, micro: Micro) -> float:
@@ -75,11 +84,10 @@ def _passes(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, rows: int
     count = math.ceil(rows / micro.samples)
     tokens = rows / count * length
     one = layer_forward(machine, sizes, tp, tokens, length)
-    again = 1 + micro.recompute
-    layers = sizes.stage_layers(pp)
-    compute = layers * one.compute * (2 + again) + 3 * head_forward(machine, sizes, tp, tokens)
-    tensor = layers * one.tensor * (1 + again)
-    host = layers * one.host * (1 + again)
+    layers, forwards = sizes.stage_layers(pp), micro.forwards
+    compute = layers * one.compute * (2 + forwards) + 3 * head_forward(machine, sizes, tp, tokens)
+    tensor = layers * one.tensor * (1 + forwards)
+    host = layers * one.host * (1 + forwards)
     handed = 2 * _handed(machine, sizes, tp, pp, dp, tokens)
     busy = compute + tensor + host
     return PassTime(count * compute, count * tensor, count * host, (pp - 1) * busy + (count + pp - 1) * handed)
@@ -151,15 +159,15 @@ def state_bytes(machine: Machine, sizes: Sizes, degrees: Degrees) -> float:
 def activation_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, micro: Micro) -> float:
     """On the fullest stage: the first holds up to pp micro-batches, the last one and its logits.
 
-    With recomputation a layer's input stays, and one layer in full.
+    With recomputation a layer's input stays, and one layer in full. Those that are retained are of all micro-batches.
     """
     rows = minibatch_rows(degrees, call)
-    tokens = min(micro.samples, rows) * call.length
+    samples = min(micro.samples, rows)
     layers, layer = sizes.stage_layers(degrees.pp), _layer_elements(machine, degrees.tp)
     whole = 1 / degrees.tp if machine.storage.sequence_parallel else 1.0
     kept = layers * whole + layer if micro.recompute else layers * layer
-    one = machine.storage.weight * tokens * sizes.hidden * kept
-    logits = 2 * FP32 * tokens * sizes.vocab / degrees.tp if sizes.policy else 0.0
+    one = machine.storage.weight * (rows if micro.retained else samples) * call.length * sizes.hidden * kept
+    logits = 2 * FP32 * samples * call.length * sizes.vocab / degrees.tp if sizes.policy else 0.0
     first = one * min(degrees.pp, math.ceil(rows / micro.samples))
     return max(first + (logits if degrees.pp == 1 else 0.0), one + logits)
 

@@ -16,6 +16,7 @@ from compiler.proof.arrival import arrival_faults
 from compiler.proof.expressions import expression_faults
 from compiler.proof.objectives import objective_faults
 from compiler.proof.residence import residence_faults
+from compiler.proof.retention import retention_faults
 from compiler.proof.sections import section_faults
 from compiler.proof.wellformed import all_steps, reference_faults, shape_of, table_faults
 from compiler.resharding.transitions import strategy_of, weight_transfer
@@ -60,7 +61,7 @@ def walk(plan: Plan) -> Iterator[Any]:
 def faults(plan: Plan) -> Iterator[str]:
     """Everything that is wrong, the most basic first; later checks rely on earlier ones."""
     checks = (table_faults, expression_faults, group_faults, reference_faults, section_faults, _call_faults,
-              _flow_faults, residence_faults, objective_faults, _weight_faults)
+              _flow_faults, residence_faults, retention_faults, objective_faults, _weight_faults)
     for check in checks:
         found = False
         try:

@@ -33,6 +33,8 @@ STEP: Mapping[str, Sentence] = {
     "micro_batch": "{name}: micro-batches of {new} instead of {old}",
     "tokens": "{name}: micro-batches of {new} tokens instead of {old}",
     "recompute": ("{name} computes layers again in its backward pass", "{name} keeps activations for its backward pass"),
+    "retained": ("{name} goes on from the activations of a forward of the rollout",
+                 "{name} computes its forward pass anew"),
     "strategy": "{name} travel by {word} instead of {was}",
     "epochs": "{name}: {new} epochs instead of {old}",
     "minibatches": "{name}: {new} mini-batches instead of {old}",

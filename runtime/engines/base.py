@@ -81,21 +81,26 @@ class Engine(Protocol):
     """A model that computes its operations and, if it has an optimizer, trains."""
 
     def forward(
-        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0, runs: Sequence[tuple[int, int]] = ()
+        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0,
+        runs: Sequence[tuple[int, int]] = (), retain: bool = False,
     ) -> Optional[dict[str, Tensor]]:
         """The operations on `batch` by one forward pass, without gradients.
 
         runs: (start, stop) of the sequences that go through the model together, one after the other over the batch; () = all
+        retain: activations stay, those of each run, for a `train` that goes on from them; those of an earlier forward go
         Returns f32 by operation on the last pipeline stage (the same on each tensor-parallel rank), None elsewhere:
         [k] for an operation per token, own tokens in the order of the batch, [n] for one per response.
         """
 
     def train(
-        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False
+        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False,
+        retained: bool = False,
     ) -> Optional[list[dict[str, Tensor]]]:
         """One forward and backward over all micro-batches.
 
         recompute: a layer keeps its input alone, and backward computes it again
+        retained: the micro-batches are the runs of the last forward that retained, whose activations are used up; the
+        weights are still the same, and there is one pipeline stage
 
         Adds the gradient of `objective(i, outputs)`, a scalar to minimize, of every micro-batch to the accumulated
         gradients, as a plain sum; `step` sums over data-parallel ranks. `objective` is called on the last pipeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Iterable, Iterator, Mapping, Optional, Sequence
 
@@ -32,6 +33,10 @@ from runtime.sequences import Sequences
 LAYERS = "decoder.layers."
 
 
+def _states(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
+    return model(batch.tokens, batch.packed)
+
+
 class MegatronEngine(Offloads):
     """One model on the ranks of `layout`, of which this rank is one. See `runtime.engines.base.Engine`.
 
@@ -58,6 +63,7 @@ class MegatronEngine(Offloads):
         self._schedule = get_forward_backward_func(layout.pp, self._config.virtual_pipeline_model_parallel_size)
         self._models, self._optimizer = self._trunks, None
         self._summed, self._passes = False, 0  # whether gradients hold something, and a name for what they hold
+        self._retained: list[tuple[MicroBatch, Tensor]] = []  # with the hidden states, from which backward can go on
         if optimizer is None:
             for trunk in self._trunks:
                 trunk.requires_grad_(False)
@@ -86,55 +92,81 @@ class MegatronEngine(Offloads):
     # ---- computing
 
     def forward(
-        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0, runs: Sequence[tuple[int, int]] = ()
+        self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0,
+        runs: Sequence[tuple[int, int]] = (), retain: bool = False,
     ) -> Optional[dict[str, Tensor]]:
         parts = [batch] if len(runs) < 2 else [batch.select(torch.arange(start, stop)) for start, stop in runs]
         calls = [{operation: Call(operation, part, temperature) for operation in operations} for part in parts]
-        with torch.no_grad(), using(self._groups):
-            outputs = self._run(calls, self._collect, forward_only=True, collect_non_loss_data=True)
+        if retain:
+            self._retained.clear()
+        for trunk in self._trunks:
+            trunk.recompute = False
+        with torch.set_grad_enabled(retain), using(self._groups):
+            collect = self._retain if retain else self._collect
+            outputs = self._run(self._packed(calls), collect, forward_only=True, collect_non_loss_data=True)[:len(calls)]
         if not self._groups.is_last:
             return None
         return {operation: torch.cat([part[operation] for part in outputs]) for operation in operations}
 
     def train(
-        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False
+        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False,
+        retained: bool = False,
     ) -> Optional[list[dict[str, Tensor]]]:
         outputs: list[dict[str, Tensor]] = []
         self._summed, self._passes = True, self._passes + 1
         for trunk in self._trunks:
             trunk.recompute = recompute
         if micro_batches:
+            batches = self._known(micro_batches) if retained else self._packed(micro_batches)
+            compute = self._retained_states if retained else _states
             with using(self._groups):
-                outputs = self._run(micro_batches, partial(self._loss, objective), forward_only=False)
+                outputs = self._run(batches, partial(self._loss, objective), compute, forward_only=False)
+        outputs = outputs[:len(micro_batches)]
         return outputs if self._groups.is_last else None
 
-    def _run(self, calls: Sequence[Mapping[str, Call]], finish, **mode: bool) -> list[dict[str, Tensor]]:
-        """Megatron's schedule over all micro-batches; the last stage calls finish(i, micro-batch, hidden) for each.
+    def _packed(self, calls: Sequence[Mapping[str, Call]]) -> list[MicroBatch]:
+        """Interleaved stages want a multiple of pp micro-batches: empty ones fill up."""
+        interleaved = len(self._models) > 1
+        filled = [*calls, *[{}] * (-len(calls) % self.layout.pp if interleaved else 0)]
+        return [pack(each, self._rotary, self.shape.window, self._device, self._token_multiple) for each in filled]
 
-        Interleaved stages want a multiple of pp micro-batches: empty ones fill up.
-        """
-        multiple, count, interleaved = self._token_multiple, len(calls), len(self._models) > 1
-        filled = [*calls, *[{}] * (-count % self.layout.pp if interleaved else 0)]
-        batches = [pack(each, self._rotary, self.shape.window, self._device, multiple) for each in filled]
+    def _known(self, calls: Sequence[Mapping[str, Call]]) -> list[MicroBatch]:
+        """The micro-batches of the forward that was retained, under the names of these calls."""
+        return [dataclasses.replace(batch, readings={
+                    name: dataclasses.replace(batch.readings[call.operation], call=call) for name, call in each.items()})
+                for each, (batch, _) in zip(calls, self._retained, strict=True)]
+
+    def _retained_states(self, model: torch.nn.Module, batch: MicroBatch) -> Tensor:
+        """The next that are retained. Whoever goes on from them is the last to hold them."""
+        return self._retained.pop(0)[1]
+
+    def _run(self, batches: Sequence[MicroBatch], finish, compute=_states, **mode: bool) -> list[dict[str, Tensor]]:
+        """Megatron's schedule over all micro-batches, of which compute(model, micro-batch) gives the hidden states; the
+        last stage calls finish(i, micro-batch, hidden) for each."""
+        multiple, interleaved = self._token_multiple, len(self._models) > 1
         shapes = [(batch.tokens.numel() // multiple, 1, self.shape.hidden) for batch in batches]
         feeds = [iter(enumerate(batches)) for _ in self._models]
         pg_collection = self._trunks[-1].pg_collection
 
         def forward_step(iterator: Iterator[tuple[int, MicroBatch]], model) -> tuple[Tensor, object]:
             i, batch = next(iterator)
-            hidden = model(batch.tokens, batch.packed)
+            hidden = compute(model, batch)
             return hidden, partial(finish, i, batch)
 
-        outputs = self._schedule(
+        return self._schedule(
             forward_step_func=forward_step, data_iterator=feeds if interleaved else feeds[0],
             model=self._models if interleaved else self._models[0],
             num_microbatches=len(batches), seq_length=1, micro_batch_size=1, pg_collection=pg_collection,
             p2p_communicator=_AgreedShapes(self._groups, self._config, shapes), **mode,
         )
-        return outputs[:count]
 
     def _collect(self, i: int, batch: MicroBatch, hidden: Tensor, non_loss_data: bool) -> dict[str, Tensor]:
         return self._read(batch, hidden)
+
+    def _retain(self, i: int, batch: MicroBatch, hidden: Tensor, non_loss_data: bool) -> dict[str, Tensor]:
+        self._retained.append((batch, hidden))
+        with torch.no_grad():
+            return self._read(batch, hidden)
 
     def _loss(self, objective: Objective, i: int, batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Scalar to minimize, a token count that Megatron wants and we do not use, and the detached outputs."""

@@ -77,7 +77,8 @@ def _forward(executor: "PlanExecutor", step: Forward, scope: Scope) -> ForwardCa
     response = executor.exprs[step.response]
     if all(expr.attr("operation") == "score" for expr in exprs.values()):
         response = executor.readable(scope, response, step.model)
-    return ForwardCall(executor.world, executor.models.layouts[step.layout], scope, step, exprs, response)
+    return ForwardCall(executor.world, executor.models.layouts[step.layout], scope, step, exprs, response,
+                       step.name in executor.retained)
 
 
 def _train(executor: "PlanExecutor", step: TrainStep, scope: Scope) -> TrainCall:

@@ -65,6 +65,7 @@ class Executor:
         self.exprs = plan.expr_table(self.interner)
         self.dims = dims_of(plan)
         self.calls = {step.name: step for _, step in all_steps(plan) if step.op in calls.KINDS}
+        self.retained = {step.retained for _, step in all_steps(plan) if step.op == "train"}
         self.data_exprs = {e.attr("column"): e for e in self.exprs if e.op == "data"}
         self.policies: dict[Expr, str] = {}  # response → the model whose tokens it is in
         self.fields: dict[Expr, list[Expr]] = {}

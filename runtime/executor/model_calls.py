@@ -161,12 +161,16 @@ def _place(scope: Scope, unit: tuple[str, ...], arrived: Tensor, data: Tensor, c
 
 
 class ForwardCall:
-    """A forward on its way. exprs: its calls by printed name; response: what the model reads, in its own tokens."""
+    """A forward on its way.
+
+    exprs: its calls by printed name; response: what the model reads, in its own tokens
+    retain: whether a training goes on from its activations
+    """
 
     def __init__(self, world: World, layout: ModelLayout, scope: Scope, step: Forward, exprs: Mapping[str, Expr],
-                 response: Expr) -> None:
+                 response: Expr, retain: bool = False) -> None:
         self._world, self._layout, self._scope, self._step, self._response = world, layout, scope, step, response
-        self._calls = [exprs[c.name] for c in step.calls]
+        self._calls, self._retain = [exprs[c.name] for c in step.calls], retain
         self._outputs: Optional[dict[str, Tensor]] = None
 
     def arrive(self) -> None:
@@ -185,7 +189,7 @@ class ForwardCall:
             return
         operations = tuple(dict.fromkeys(c.attr("operation") for c in self._calls))
         runs = self._split.my_runs(self._world.rank)
-        self._outputs = engine.forward(self._batch, operations, self._step.temperature, runs)
+        self._outputs = engine.forward(self._batch, operations, self._step.temperature, runs, self._retain)
 
     def leave(self) -> None:
         outputs = self._outputs

@@ -139,7 +139,7 @@ def _on_engine(engine: Engine, call: TrainCall, parts: Sequence[Part]) -> Option
         value = _evaluate(call, parts, index, outputs)
         return -value if call.step.maximize else value
 
-    return engine.train(batches, objective, call.step.recompute)
+    return engine.train(batches, objective, call.step.recompute, bool(call.step.retained))
 
 
 def _micro_batch(call: TrainCall, parts: Sequence[Part], index: int) -> dict[str, Call]:

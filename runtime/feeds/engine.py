@@ -39,13 +39,14 @@ class FeedEngine:
         self.leaves: dict[tuple[str, int, float], Tensor] = {}
 
     def forward(self, batch: Sequences, operations: tuple[str, ...], temperature: float = 1.0,
-                runs: Sequence[tuple[int, int]] = ()) -> dict[str, Tensor]:
+                runs: Sequence[tuple[int, int]] = (), retain: bool = False) -> dict[str, Tensor]:
         index, samples = samples_of(batch)
         fed = {operation: self._values(operation, index, temperature, self.update) for operation in operations}
         return {operation: values[ragged_index(counts, samples)] for operation, (values, counts) in fed.items()}
 
     def train(
-        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False
+        self, micro_batches: Sequence[Mapping[str, Call]], objective: Objective, recompute: bool = False,
+        retained: bool = False,
     ) -> list[dict[str, Tensor]]:
         outputs = []
         for i, calls in enumerate(micro_batches):

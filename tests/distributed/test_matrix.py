@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from compiler.compile import compile_program
+from compiler.plan import Plan
+from compiler.proof.wellformed import all_steps
 from rlhf_dsl.typed import Checked
 from tests.distributed.judging import CLEAR, Run, Subject, Verdict, check_few_part, judge, run_plans, table
 from tests.oracle import Oracle
@@ -22,19 +24,23 @@ SUBJECTS = {
                     (("temperature=1.0", "temperature=1.2, top_p=0.95"),)),
     "ppo-qwen2": Subject("ppo", "qwen2", {"b": "12", "e": "5", "run.steps": "3"},
                          (("lr=lr)", "lr=lr, weight_decay=1)"),)),
+    "ppo-once": Subject("ppo", "tiny", {"b": "12", "e": "5", "run.steps": "3"},
+                        (("epochs=2, minibatches=4", "epochs=1, minibatches=1"),)),  # goes on from forwards of the rollout
     "reward_model": Subject("reward_model", "tiny-reward", {"b": "9", "run.steps": "3"}),
     "ppo_ptx": Subject("ppo_ptx", "tiny", {"b": "8", "c": "12", "e": "5", "run.steps": "2"}),
     "online_dpo": Subject("online_dpo", "tiny", {"b": "7", "e": "5", "run.steps": "2"}, CLEAR["online_dpo"]),
 }
 LAYOUTS_OF = {
     "ppo": LAYOUTS, "grpo": LAYOUTS,
-    "ppo-qwen2": ((1, 1, 1), (2, 1, 2), (2, 2, 1)), "reward_model": ((1, 1, 1), (2, 1, 1), (1, 2, 2)),
+    "ppo-qwen2": ((1, 1, 1), (2, 1, 2), (2, 2, 1)), "ppo-once": ((1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 2)),
+    "reward_model": ((1, 1, 1), (2, 1, 1), (1, 2, 2)),
     "ppo_ptx": ((1, 1, 1), (1, 2, 2)), "online_dpo": ((1, 1, 1), (2, 1, 2)),
 }
 
 
 WAYS = {
     "": "", "cut": ", sequence_parallel(true), optimizer(sharded), recompute(full)",
+    "divided": ", sequence_parallel(true), optimizer(sharded)",
     "interleaved": ", parallel(chunks=2), optimizer(sharded)",
 }
 
@@ -71,19 +77,31 @@ class Case:
 CASES = [Case(name, layout, micro, min(sampler, layout[0] * layout[1] * layout[2]))
          for name, layouts in LAYOUTS_OF.items() for layout in layouts for micro, sampler in ((2, 1), (5, 2))]
 CASES += [Case("ppo", (2, 1, 2), 3, 2, "cut"), Case("ppo-qwen2", (2, 1, 2), 3, 1, "cut")]
-CASES += [Case("ppo", (1, 2, 2), 3, 2, "interleaved")]
+CASES += [Case("ppo", (1, 2, 2), 3, 2, "interleaved"), Case("ppo-once", (2, 1, 2), 3, 2, "divided")]
 REFERENCES = {name: next(case.name for case in CASES if case.subject == name) for name in SUBJECTS}
 NAMES = [*SUBJECTS, *(case.name for case in CASES if case.name not in REFERENCES.values())]
 
 
 @pytest.fixture(scope="module")
-def results(programs, tmp_path_factory) -> dict[str, dict]:
-    plans = {}
-    for case in CASES:
+def plans(programs) -> dict[str, Plan]:
+    def plan(case: Case) -> Plan:
         subject = SUBJECTS[case.subject]
         checked = subject.checked(case.plan(subject.checked("", programs)), programs)
-        plans[case.name] = compile_program(checked, ranks=case.ranks)
+        return compile_program(checked, ranks=case.ranks)
+
+    return {case.name: plan(case) for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def results(plans, tmp_path_factory) -> dict[str, dict]:
     return run_plans(plans, tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_forwards_are_retained_in_one_stage_and_one_mini_batch(plans, case):
+    once = case.subject == "ppo-once" and case.layout[1] == 1
+    retained = {s.retained for _, s in all_steps(plans[case.name]) if s.op == "train"}
+    assert retained == ({"logp_old", "v_old"} if once else {""})
 
 
 @pytest.fixture(scope="module")
