@@ -27,7 +27,7 @@ from contenders import environment, spread
 from made import model_folder, write_prompts
 
 ITERATIONS = 3  # of a run, the first of which warms up
-MICRO_BATCH = 16  # samples in one pass: activations stay in the cache
+MICRO_BATCH = 32  # samples in one pass
 GRPO = """\
 dim b  = 32
 dim g  = 4

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engines import megatron_linear, megatron_vocabulary
+from runtime.engines import megatron_linear, megatron_scores, megatron_vocabulary
 from runtime.engines.megatron_attention import take
 from runtime.engines.megatron_linear import linear
 from runtime.engines.megatron_mlp import swiglu
@@ -57,7 +57,9 @@ def test_distribution_of_logits_in_blocks(monkeypatch, block: int, temperature: 
 
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_attention_over_short_rows(window: int, kv_heads: int) -> None:
+@pytest.mark.parametrize("block", [1, 5 * 49, 1 << 18], ids=["one head", "some heads", "all heads"])
+def test_attention_over_short_rows(monkeypatch, window: int, kv_heads: int, block: int) -> None:
+    monkeypatch.setattr(megatron_scores, "_BLOCK", block)
     made = [leaf(3, 7, heads, 8) for heads in (4, kv_heads, kv_heads)]
     grids, mask = [x.transpose(1, 2) for x in made], window_mask(window, 7, torch.device("cpu"))
     plain = F.scaled_dot_product_attention(*grids, attn_mask=mask, is_causal=mask is None, scale=0.3, enable_gqa=True)

@@ -26,7 +26,7 @@ class PackedRows(PackedSeqParams):
     """How the packed tokens of a micro-batch fall into rows.
 
     slots: int64 [tokens], the place of each token in the flattened grid of rows × longest
-    cos, sin: f32 [tokens, 1, head_dim], rotation of each token's position; the sine of a first half is negated
+    cos, sin: f32 [longest, head_dim], rotation of each position; the sine of a first half is negated
     mask: bool [longest, longest], which keys a query sees; None: all up to its own
     read: int64 [m], ascending, the tokens whose results are wanted; None: all
     """
@@ -60,9 +60,8 @@ class PackedAttention(torch.nn.Module):
     ) -> Tensor:
         """query [tokens, heads, head_dim], key, value [tokens, kv_heads, head_dim] → [m, 1, heads * head_dim]."""
         packed = packed_seq_params
-        query = _Rotate.apply(query, packed.cos, packed.sin)
-        key = _Rotate.apply(key, packed.cos, packed.sin)
         grids = [self._pad(x, packed) for x in (query, key, value)]
+        grids[:2] = (_Rotate.apply(x, packed.cos, packed.sin) for x in grids[:2])
         if suits(query, packed.longest):
             grid = attended(*grids, packed.mask, self.scale or query.shape[2] ** -0.5)
         else:
@@ -74,9 +73,10 @@ class PackedAttention(torch.nn.Module):
 
     @staticmethod
     def _pad(x: Tensor, packed: PackedRows) -> Tensor:
-        """[tokens, heads, head_dim] → [rows, heads, longest, head_dim]."""
-        grid = _Pad.apply(x, packed.slots, packed.rows * packed.longest)
-        return grid.view(packed.rows, packed.longest, *x.shape[1:]).transpose(1, 2)
+        """[tokens, heads, head_dim] → [rows, heads, longest, head_dim]; of rows without padding a view."""
+        if x.shape[0] < packed.rows * packed.longest:
+            x = _Pad.apply(x, packed.slots, packed.rows * packed.longest)
+        return x.unflatten(0, (packed.rows, packed.longest)).transpose(1, 2)
 
 
 class _Pad(torch.autograd.Function):
@@ -85,14 +85,12 @@ class _Pad(torch.autograd.Function):
     @staticmethod
     def forward(ctx, packed: Tensor, slots: Tensor, size: int) -> Tensor:
         ctx.save_for_backward(slots)
-        if packed.shape[0] == size:
-            return packed.contiguous()
         return packed.new_zeros(size, *packed.shape[1:]).index_copy_(0, slots, packed)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         (slots,) = ctx.saved_tensors
-        return (grad if grad.shape[0] == slots.numel() else grad.index_select(0, slots)), None, None
+        return grad.index_select(0, slots), None, None
 
 
 def take(x: Tensor, places: Tensor) -> Tensor:
@@ -116,7 +114,10 @@ class _Take(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """Rotary position embedding (arXiv 2104.09864) in the half-split form of Llama; its gradient rotates backwards."""
+    """Rotary position embedding (arXiv 2104.09864) in the half-split form of Llama; its gradient rotates backwards.
+
+    [rows, heads, longest, head_dim], whatever its strides → the same, contiguous, as the products of attention read it
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -130,5 +131,6 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [tokens, heads, head_dim]; the first half of head_dim is the real part, the second the imaginary part."""
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
+    """The first half of head_dim is the real part, the second the imaginary part."""
+    turned = torch.mul(x, cos, out=cos.new_empty(x.shape))
+    return turned.addcmul_(x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)

@@ -40,21 +40,21 @@ class MicroBatch:
 
 
 class Rotary:
-    """cos and sin as in `PackedRows`, of any positions; the table grows as longer sequences come."""
+    """cos and sin as in `PackedRows`; the tables grow as longer sequences come."""
 
     def __init__(self, frequencies: Tensor) -> None:
         self._frequencies = frequencies
-        self._cos = self._sin = frequencies.new_empty(0, 1, 2 * frequencies.numel())
+        self._cos = self._sin = frequencies.new_empty(0, 2 * frequencies.numel())
 
-    def __call__(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, longest: int) -> tuple[Tensor, Tensor]:
         if longest > self._cos.shape[0]:
             self._grow(2 * longest)
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        return self._cos[:longest], self._sin[:longest]
 
     def _grow(self, size: int) -> None:
         steps = torch.arange(size, dtype=torch.float32, device=self._frequencies.device)
-        angles = torch.outer(steps, self._frequencies).unsqueeze(1)
-        self._cos, self._sin = angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1)
+        angles = torch.outer(steps, self._frequencies)
+        self._cos, self._sin = angles.cos().repeat(1, 2), torch.cat([-angles.sin(), angles.sin()], -1)
 
 
 def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.device, multiple: int = 1) -> MicroBatch:
@@ -69,7 +69,7 @@ def pack(calls: Mapping[str, Call], rotary: Rotary, window: int, device: torch.d
     row = torch.repeat_interleave(torch.arange(len(joined)), joined.lengths)
     positions = torch.arange(row.numel()) - (torch.cumsum(joined.lengths, 0) - joined.lengths)[row]
     longest = int(joined.lengths.max())
-    cos, sin = rotary(positions.to(device), longest)
+    cos, sin = rotary(longest)
     slots = (row * longest + positions).to(device)
     mask = window_mask(window, longest, device)
     packed = PackedRows(qkv_format="thd", rows=len(joined), longest=longest, slots=slots, cos=cos, sin=sin, mask=mask)

@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of logits whose vocabulary is cut over tensor-parallel ranks.
 
-A few rows at a time, which stay in a core's cache: logits are read once, and nothing else of their size is written but,
-in the end, their gradient.
+A few rows at a time, which stay in a core's cache: logits are read once, and nothing else of their size is ever there,
+as their gradient takes their place.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def logprobs_and_entropy(
 
 class _Distribution(torch.autograd.Function):
     """With z = logits / temperature, p = softmax(z), H the entropy and y the target:
-    d logprob / dz_j = [j = y] - p_j and dH / dz_j = -p_j (log p_j + H). real: columns that are no padding"""
+    d logprob / dz_j = [j = y] - p_j and dH / dz_j = -p_j (log p_j + H). real: columns that are no padding
+
+    Nobody else may need the logits for a gradient: backward writes over them.
+    """
 
     @staticmethod
     def forward(ctx, logits: Tensor, targets: Tensor, real: int, scale: float, group, with_entropy: bool):
@@ -61,7 +64,6 @@ class _Distribution(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_logprobs: Tensor, grad_entropy: Tensor):
         logits, top, log_total, column, here, entropy = ctx.saved_tensors
-        grad = torch.empty_like(logits)
         own = (grad_logprobs * here).mul_(ctx.scale).unsqueeze(1)
         factor = grad_logprobs.mul(-ctx.scale).unsqueeze(1)
         for rows, z in _blocks(logits, ctx.real, ctx.scale):
@@ -72,8 +74,8 @@ class _Distribution(torch.autograd.Function):
                 p.mul_(z.add_(entropy[rows].unsqueeze(1)).mul_(weight).add_(factor[rows]))
             else:
                 p.mul_(factor[rows])
-            grad[rows] = p.scatter_add_(1, column[rows], own[rows])
-        return grad, None, None, None, None, None
+            logits[rows] = p.scatter_add_(1, column[rows], own[rows])
+        return logits, None, None, None, None, None
 
 
 def _blocks(logits: Tensor, real: int, scale: float) -> Iterator[tuple[slice, Tensor]]:

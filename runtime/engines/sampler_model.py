@@ -51,6 +51,7 @@ class SamplerModel:
         self.embed, self.norm = weights["embed.weight"], weights["norm.weight"]
         self.head = self.embed if shape.tied else weights["head.weight"]
         self.layers = [_layer(weights, i) for i in range(shape.layers)]
+        self._eps = torch.tensor(shape.norm_eps, device=self.embed.device)
         self.first_token = shard * self.embed.shape[0]
         self._tables, self._products = rotary_tables(shape, 0), Products()
 
@@ -156,7 +157,7 @@ class SamplerModel:
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         wide = x.float()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        inverse = norm.square_().div_(x.shape[-1]).add_(self.shape.norm_eps).rsqrt_()
+        inverse = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
         return (wide * inverse).to(x.dtype).mul_(weight)
 
     def _normed_heads(self, qk: Tensor, layer: _Layer) -> Tensor:

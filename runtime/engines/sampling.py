@@ -1,7 +1,8 @@
 """From logits to tokens: temperature, top-k, top-p, and one uniform number a row.
 
 A token is the inverse of the cumulative distribution in vocabulary order at the row's number, so equal logits and equal
-numbers give equal tokens, whatever the batch. All of it is computed in f64.
+numbers give equal tokens, whatever the batch. Exponentials are taken in f32 and summed in f64; what a temperature, top-k
+or top-p does is computed in f64.
 """
 
 from __future__ import annotations
@@ -71,19 +72,17 @@ def choose(logits: Tensor, u: Tensor, options: SamplingOptions, may_end: Tensor 
 
 
 def _choose(logits: Tensor, u: Tensor, options: SamplingOptions, may_end: Tensor | None) -> tuple[Tensor, Tensor]:
-    plain = logits.double()
-    allowed = plain if may_end is None else _forbid_ends(plain, options.stop_ids, may_end)
+    allowed = logits if may_end is None else _forbid_ends(logits, options.stop_ids, may_end)
     if options.temperature == 0:
-        tokens = allowed.argmax(-1)
+        plain, tokens = logits.double(), allowed.argmax(-1)
         return tokens, (_at(plain, tokens) - plain.logsumexp(-1)).float()
     if options.temperature != 1:
-        allowed = allowed / options.temperature
+        allowed = allowed.double() / options.temperature
     if options.top_k or options.top_p < 1:
-        allowed = keep_top_p(keep_top_k(allowed.log_softmax(-1), options.top_k), options.top_p)
+        allowed = keep_top_p(keep_top_k(allowed.double().log_softmax(-1), options.top_k), options.top_p)
     # One exponential serves the draw and the total: log_softmax would take another.
     shifted = allowed - allowed.amax(-1, keepdim=True)
-    weights = shifted.exp()
-    tokens, totals = invert(weights, u)
+    tokens, totals = invert(shifted.float().exp(), u)
     return tokens, (_at(shifted, tokens) - totals.log()).float()
 
 
@@ -116,9 +115,9 @@ def keep_top_p(logp: Tensor, p: float) -> Tensor:
 def invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """(the first index of each row whose cumulative weight exceeds u times the total, the totals).
 
-    weights: f64 [n, V], which become cumulative; u: f64 [n]. Returns int64 [n], f64 [n].
+    weights: [n, V]; u: f64 [n]. Returns int64 [n], f64 [n].
     """
-    cumulative = weights.cumsum_(-1)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, u[:, None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # rounding may lift u * total to the total itself
@@ -126,6 +125,6 @@ def invert(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _forbid_ends(logits: Tensor, stop_ids: tuple[int, ...], may_end: Tensor) -> Tensor:
-    ends = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    ends[[i for i in stop_ids if i < logits.shape[1]]] = True
-    return logits.masked_fill(~may_end[:, None] & ends, -torch.inf)
+    ends, allowed = [i for i in stop_ids if i < logits.shape[1]], logits.clone()
+    allowed[:, ends] = allowed[:, ends].masked_fill(~may_end[:, None], -torch.inf)
+    return allowed
