@@ -1,7 +1,7 @@
 """Mutated programs: whatever is read, no traceback, no hang, exit code 0, 1 or 2.
 
-    python tests/fuzz.py --count 100000
-    python tests/fuzz.py --count 1000 --processes --save found
+    python -m tests.fuzz --count 100000
+    python -m tests.fuzz --count 1000 --processes --save found
 
 Number i of a seed is always the same program. In this process each goes through `check`, `fmt` and, if it is right,
 `graph`; with `--processes` each is one `rlflowc check` of its own.

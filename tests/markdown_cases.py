@@ -4,7 +4,7 @@ A case is a fenced `rlflow` block and the `text` block right after it, which hol
 are printed, or "ok"; without one the program earns nothing. Its name is the heading above it. Overrides stand behind
 the language, as in ```` ```rlflow -s b=8 ````; modules that a program imports stand beside the pages.
 
-    python tests/markdown_cases.py tests/language/*.md
+    python -m tests.markdown_cases tests/language/*.md
 
 writes the diagnostics of today into the pages: read the difference before you keep it.
 """

@@ -1,4 +1,4 @@
-"""A few thousand mutated programs; `python tests/fuzz.py --count 100000` runs as many as wanted."""
+"""A few thousand mutated programs; `python -m tests.fuzz --count 100000` runs as many as wanted."""
 
 import pytest
 
@@ -9,7 +9,7 @@ SEED, HERE, PROCESSES = 2026, 2000, 40
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """What hangs is seen; two seconds are measured on a quiet machine by `python tests/fuzz.py`."""
+    """What hangs is seen; two seconds are measured on a quiet machine by `python -m tests.fuzz`."""
     monkeypatch.setattr(fuzz, "LIMIT_S", 30.0)
 
 

@@ -1,6 +1,6 @@
 """`rlflowc graph`: what each format shows, where a picture's parts stand, and what the command line does.
 
-    python tests/test_graph.py
+    python -m tests.test_graph
 
 writes the golden files of today into tests/golden/graph: read the difference before you keep it.
 """

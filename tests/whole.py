@@ -1,7 +1,7 @@
 """Random programs that are right: what `check` takes compiles, is proved, compiles to the same again, prints as itself.
 
-    python tests/whole.py --count 10000
-    python tests/whole.py --first 17 --count 1 --print
+    python -m tests.whole --count 10000
+    python -m tests.whole --first 17 --count 1 --print
 
 Number i of a seed is always the same program.
 """
@@ -21,6 +21,7 @@ from typing import Iterator
 
 from compiler.compile import compile_program
 from compiler.plan import Plan
+from compiler.steps import TrainStep, UpdateLoop
 from rlhf_dsl.ast import strip_spans
 from rlhf_dsl.commands.fmt import formatted
 from rlhf_dsl.diagnostics import DiagnosticError, Diagnostics
@@ -86,12 +87,19 @@ def compiled(text: str, path: str, ranks: int, seen: Counter) -> str:
         seen.update(f"compile {code}" for code in codes)
         return "" if set(codes) <= set(JUSTIFIED) else f"compile: {error}"
     seen["compiled"] += 1
+    seen["retain"] += retains(made)
     printed = made.to_json()
     if Plan.from_json(printed) != made:
         return "the plan reads as another"
     if ranks == AGAIN and compile_program(loads(text, {}, path), ranks=ranks).to_json() != printed:
         return "it compiles to another plan the second time"
     return ""
+
+
+def retains(made: Plan) -> bool:
+    """Whether some training goes on from a forward of the rollout."""
+    bodies = (step.body for step in made.steps if isinstance(step, UpdateLoop))
+    return any(isinstance(step, TrainStep) and step.retained != "" for body in bodies for step in body)
 
 
 def printed_otherwise(source: Source) -> str:

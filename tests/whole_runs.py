@@ -1,7 +1,7 @@
 """Random programs, run: on one rank as the oracle says, on more ranks as on one.
 
-    python tests/whole_runs.py --count 200
-    python tests/whole_runs.py --count 40 --ranks 2 --ranks 4
+    python -m tests.whole_runs --count 200
+    python -m tests.whole_runs --count 40 --ranks 2 --ranks 4
 
 Metrics and gradient norms agree as in `tests/distributed/judging.py`; weights by their change, as Adam makes a step of
 rounding where a gradient is nothing else. Where the oracle itself, from weights that differ by rounding, gives other
@@ -34,7 +34,7 @@ from rlhf_dsl.typed import Checked
 from runtime.launch import mpiexec, rank_environment
 from tests.distributed.judging import HERE, METRICS, NEAR_TIE, NORMS, ROOT
 from tests.oracle import Oracle
-from tests.whole import written
+from tests.whole import retains, written
 from tests.writing.models import desk
 from tests.writing.plans import plan
 
@@ -160,6 +160,7 @@ def _compiled(seed: int, number: int, ranks: tuple[int, ...], folder: Path, seen
         except DiagnosticError as error:
             seen.update(d.code for d in error.diagnostics if d.severity == "error")
             return
+        seen["retain"] += retains(made)
         (folder / f"{name}.plan.json").write_text(made.to_json())
         yield name, text
 

@@ -1,4 +1,4 @@
-"""A few random programs, run: one rank as the oracle says, two ranks as one; `python tests/whole_runs.py` runs more."""
+"""A few random programs, run: one rank as the oracle says, two ranks as one; `python -m tests.whole_runs` runs more."""
 
 from collections import Counter
 

@@ -24,7 +24,8 @@ LIMITED = ("sum{o}({}, where={})", "mean{o}({}, where={})", "std{o}({}, where={}
            "count{o}({}, where={})", "quantile{o}({}, 0.7, where={})")
 COUNTING = ("count{o}({})", "any{o}({})", "all{o}({})")
 OPERATIONS = {
-    "policy": (("{m}.logprobs({y})", True), ("{m}.entropy({y})", True), ("{m}.logprobs({y}, temperature=1.7)", True)),
+    "policy": (("{m}.logprobs({y})", True), ("{m}.entropy({y})", True), ("{m}.logprobs({y}, temperature=1.7)", True),
+               ("{m}.entropy({y}, temperature=0.6)", True)),
     "value": (("{m}.values({y})", True), ("{m}.last_value({y})", False)),
     "scorer": (("{m}.score({y})", False), ("{m}.scores({y})", True)),
 }

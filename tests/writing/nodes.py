@@ -68,7 +68,8 @@ class Response:
 class Known:
     """What can be read at a place.
 
-    lead: by ragged dim, the dims that its lengths vary over; pool: parts of what was said so far
+    lead: by ragged dim, the dims that its lengths vary over; pool: parts of what was said so far;
+    read: outputs of models that the rollout reads, and their names
     """
 
     roots: frozenset[str]
@@ -76,7 +77,8 @@ class Known:
     responses: list[Response] = field(default_factory=list)
     lead: dict[str, Dims] = field(default_factory=dict)
     pool: list[Node] = field(default_factory=list)
+    read: list[tuple[Node, Node]] = field(default_factory=list)
 
     def branch(self) -> "Known":
         """For a section that sees these and adds its own."""
-        return Known(self.roots, [*self.values], [*self.responses], dict(self.lead), [*self.pool])
+        return Known(self.roots, [*self.values], [*self.responses], dict(self.lead), [*self.pool], [*self.read])

@@ -145,6 +145,8 @@ class _Writing:
         lines = ["", "rollout:"]
         if self.with_prompts:
             lines.append(self._generate(self.known))
+        if self.trainable and self.known.responses and self.draft.chance(0.4):
+            lines += self._read(self.known, self._writer(self.known))
         for _ in range(self.numbers.randint(2, 6)):
             lines += self._statement(self.known)
         return [*lines, self._metric(self.known, self._writer(self.known))]
@@ -153,7 +155,7 @@ class _Writing:
         return Writer(self.numbers, known, self.draft.roles, trained, self.ops)
 
     def _statement(self, known: Known) -> list[str]:
-        kind = self.numbers.choice(("bind", "bind", "bind", "metric", "keep", "response", "several"))
+        kind = self.numbers.choice(("bind", "bind", "bind", "read", "read", "metric", "keep", "response", "several"))
         writer = self._writer(known)
         if kind == "keep" and self.keeps < 2 and self.draft.chance(0.6):
             return self._keep(known, writer)
@@ -161,12 +163,21 @@ class _Writing:
             return [self._generate(known) if self.draft.chance(0.6) else self._reply(known)]
         if kind == "several" and known.responses:
             return self._several(known, writer)
+        if kind == "read" and self.trainable and known.responses:
+            return self._read(known, writer)
         return [self._metric(known, writer)] if kind == "metric" else [self._bind(known, writer.value(3))]
 
     def _bind(self, known: Known, node: Node, in_update: bool = False) -> str:
         bound = self.draft.fresh("v")
         known.values.append(name(bound, node, in_update))
         return f"    {bound} = {node.text}"
+
+    def _read(self, known: Known, writer: Writer) -> list[str]:
+        """What a training may read once more."""
+        node = writer.output(model=self.numbers.choice(self.trainable))
+        line = self._bind(known, node)
+        known.read.append((node, known.values[-1]))
+        return [line]
 
     def _metric(self, known: Known, writer: Writer) -> str:
         x = writer.value(2)
@@ -237,7 +248,7 @@ class _Writing:
     # ---- update
 
     def _update(self, index: int) -> list[str]:
-        models = [m for m in self.trainable if self.draft.chance(0.7)] or self.trainable[:1]
+        models = [m for m in self.trainable if self.draft.chance(0.95 if self._reads(m) else 0.5)] or self.trainable[:1]
         if not models or not self.known.responses:
             return []
         known, trained = self.known.branch(), frozenset(models)
@@ -254,7 +265,8 @@ class _Writing:
         lines += [self._training(model, writer) for model in models]
         if self.draft.chance(0.3):
             lines.append(self._metric(known, writer))
-        settings = self.numbers.choice(("", "minibatches=2", "epochs=2", "epochs=2, minibatches=2"))
+        settings = self.numbers.choice(("", "", "epochs=1, minibatches=1", "minibatches=2", "epochs=2",
+                                        "epochs=2, minibatches=2"))
         return ["", f"update({settings}):", *lines]
 
     def _training(self, model: str, writer: Writer) -> str:
@@ -265,11 +277,17 @@ class _Writing:
 
     def _term(self, model: str, writer: Writer) -> str:
         """A sum over rows of something that has an output of the model in it, by something that is known before."""
-        call = writer.output(model=model)
-        other = writer.value(2, call.dims)
+        read = self._reads(model)
+        if read and self.draft.chance(0.7):
+            call, other = self.numbers.choice(read)
+        else:
+            call = writer.output(model=model)
+            other = writer.value(2, call.dims)
         form = self.numbers.choice(("{c} * {o}", "{c} + {o}", "min({c}, {o}) + 0.3 * {c}", "({c} - stop({o})) ** 2",
                                     "exp(clip({c} - stop({c}), -1, 1)) * {o}", "where({o} > 0.0321, {c}, 0.2 * {c})"))
         inside = form.format(c=call.text, o=other.text)
+        if call.text.startswith(f"{model}.logprobs") and self.draft.chance(0.4):
+            inside += f" + 0.1 * {call.text.replace('.logprobs', '.entropy')}"
         fixed = [d for d in call.dims if d not in self.known.lead]
         form = self.numbers.choice((
             "mean({})", "mean({})", "mean(mean[{t}]({}))", "sum({}) / b", "mean({}, where={c} > -1.234)",
@@ -277,6 +295,9 @@ class _Writing:
         if call.dims[-1] in fixed and "{t}" in form:
             form = "mean({})"
         return form.format(inside, c=call.text, t=call.dims[-1])
+
+    def _reads(self, model: str) -> list[tuple[Node, Node]]:
+        return [pair for pair in self.known.read if pair[0].model == model]
 
     # ---- evaluation and run
 
