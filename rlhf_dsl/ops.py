@@ -125,7 +125,7 @@ def read_op(name: str, module: str, file: Path, span: Span = Span()) -> PyOp:
     result = _annotation(function, "return", function.returns, options.batched)
     on_error = None if options.on_error == "fail" else options.on_error
     return PyOp(name, module, str(file), function.lineno, args, annotation_element(result), options.batched,
-                options.timeout, on_error, span, annotation_dims(result))
+                options.timeout, on_error, span, annotation_dims(result), _defaults(function))
 
 
 def annotation_element(annotation: str) -> str:
@@ -204,9 +204,13 @@ def _literal(keyword: ast.keyword, name: str):
 
 def _arguments(function: ast.FunctionDef, batched: bool) -> tuple[tuple[str, str], ...]:
     spec = function.args
-    if spec.vararg or spec.kwarg or spec.kwonlyargs:
+    if spec.vararg or spec.kwarg or None in spec.kw_defaults:
         raise SignatureError("E0604", name=function.name, arg="*", line=function.lineno)
     return tuple((a.arg, _annotation(function, a.arg, a.annotation, batched)) for a in [*spec.posonlyargs, *spec.args])
+
+
+def _defaults(function: ast.FunctionDef) -> tuple[str, ...]:
+    return tuple(ast.unparse(default) for default in function.args.defaults)
 
 
 def _annotation(function: ast.FunctionDef, arg: str, node: Optional[ast.expr], batched: bool) -> str:

@@ -163,6 +163,7 @@ class PyOp:
     """A Python function marked `@op`, as its source says; nothing is imported.
 
     args: one (name, annotation) each, such as `str`, `list[float]`, `Text["b g"]`
+    defaults: of the last arguments, as their source says; a call may leave these out
     result: "f32", "bool", "text" or "list" (one f32 per own token)
     """
 
@@ -177,6 +178,7 @@ class PyOp:
     on_error: Union[None, float, str]  # None: fail
     span: Span
     result_dims: tuple[str, ...] = ()  # of a batched op's result, in the names of its signature
+    defaults: tuple[str, ...] = ()
 
 
 # ---- statements after checking -------------------------------------------------------------------

@@ -42,13 +42,13 @@ class OpRunner:
 
         columns: for each argument its value in every row: str, float, bool, a list of floats (one per own token), or,
         for a batched op, nested lists
-        rows: what messages call the rows, by default 0, 1, ..
+        rows: what messages call the rows, by default 0, 1, ..; an op without arguments is called once for each
         lengths: for `-> list[float]`, how many values each row must give; by default those of the first list argument
         Each result is a float, bool, str, a list of floats, or, for a batched op, nested lists of them.
         Raises R0320 if the module cannot be imported; R0321 (raised), R0322 (time limit), R0323 (NaN or another type)
         or R0324 (its process died) for the first row that fails, unless the op's `on_error` gives it a value.
         """
-        calls = list(zip(*columns))
+        calls = list(zip(*columns)) if columns else [()] * len(rows)
         rows = range(len(calls)) if rows is None else rows
         results: list = []
         while len(results) < len(calls):

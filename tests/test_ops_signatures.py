@@ -64,6 +64,12 @@ def f(responses: Text["b g"], weight: "F32['b']") -> F32["b g"]: ...
     assert [annotation_element(a) for _, a in found.args] == ["text", "f32"]
 
 
+def test_arguments_that_a_call_may_leave_out(tmp_path):
+    found = read(tmp_path, GOOD.replace("response: str", "response: str, n: int = 3, /, x: str = 'a', *, k=0"))
+    assert [name for name, _ in found.args] == ["response", "n", "x"] and found.defaults == ("3", "'a'")
+    assert fails(tmp_path, GOOD.replace("response: str", "response: str, *, k")) == "E0604"
+
+
 @pytest.mark.parametrize("text, code", [
     ("", "E0602"),
     ("def f(a: str) -> float: ...\n", "E0603"),

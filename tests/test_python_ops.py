@@ -26,6 +26,10 @@ def score(response: str, weight: float, good: bool) -> float:
     return len(response) * weight + half(good)
 
 @op
+def level(weight: float = 2.0, *, shift: float = 0.5) -> float:
+    return weight + shift
+
+@op
 def shout(x: str) -> str:
     return x.upper()
 
@@ -128,6 +132,11 @@ def test_values(runner):
     assert score.call([["abc", "", "é"], [2.0, 1.0, 0.5], [True, False, True]]) == [6.5, 0.0, 1.0]
     assert score.call([["ab"], [1], [False]]) == [2.0]
     assert score.call([[], [], []]) == []
+
+
+def test_arguments_that_are_left_out_have_their_defaults(runner):
+    assert runner("level").call([[1.0, 2.0]]) == [1.5, 2.5]
+    assert runner("level").call([], [7, 9]) == [2.5, 2.5]
     assert runner("shout").call([["a\n\"ß\u2028", "\ud800"]]) == ["A\n\"SS\u2028", "\ud800"]
     assert runner("same").call([["a", "b"]]) == [True, False]
     assert runner("tokens").call([["x", "y"], [[1.0, 2.0], [3.0]]]) == [[1.0, 2.0], [3.0]]

@@ -27,5 +27,5 @@ def test_the_whole_language_is_written():
             ".score(", ".scores(", ".text", ".truncated", ".logprobs ", "keep if", "refill=", "next(s0)", "next[",
             "togo[", "at_end[", "length[", "rank[", "argmax[", "quantile", "std", "where=", "whiten(", "gae(", "k3(",
             "any", "all", "stop(", "minibatches=1)", "minibatches=2", "epochs=2", "lag = 1", "ema(", "copy(", "eval(",
-            "eval:", "judge(", "scaled(", "total(", "high(", "turned(")
+            "eval:", "judge(", "level(", "scaled(", "total(", "high(", "turned(")
     assert [word for word in said if word not in text] == []

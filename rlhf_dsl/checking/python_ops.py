@@ -51,10 +51,11 @@ def call_op(cx: Context, node: ast.Call, op: PyOp, infer: Infer) -> Optional[Exp
     if node.subscript is not None:
         cx.error("E0114", node.subscript.span, name=op.name)
         return None
-    if node.keywords or len(args) != len(op.args):
-        takes = ", ".join(f"{name}: {annotation}" for name, annotation in op.args)
+    least = len(op.args) - len(op.defaults)
+    if node.keywords or not least <= len(args) <= len(op.args):
         given = f"{len(args)}" + (f" and keyword `{node.keywords[0].name}`" if node.keywords else "")
-        cx.error("E0608", node.span, name=op.name, takes=takes, expected=len(op.args), given=given)
+        expected = f"{least} to {len(op.args)}" if op.defaults else len(op.args)
+        cx.error("E0608", node.span, name=op.name, takes=_signature(op), expected=expected, given=given)
         return None
     if any(e is None for _, e in args) or not all([_takes(cx, op, i, *arg) for i, arg in enumerate(args)]):
         return None
@@ -64,6 +65,11 @@ def call_op(cx: Context, node: ast.Call, op: PyOp, infer: Infer) -> Optional[Exp
     elem = "f32" if op.result == "list" else op.result
     return cx.expr("pyop", [e for _, e in args], Type(elem, dims), node, name=op.name, id=cx.tables.fresh_id(),
                    keep=cx.keep, text=format_expr(node))
+
+
+def _signature(op: PyOp) -> str:
+    ends = [""] * (len(op.args) - len(op.defaults)) + [f" = {default}" for default in op.defaults]
+    return ", ".join(f"{name}: {annotation}{end}" for (name, annotation), end in zip(op.args, ends))
 
 
 def _takes(cx: Context, op: PyOp, index: int, node: ast.Expr, expr: Expr) -> bool:

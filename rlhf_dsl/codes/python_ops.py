@@ -44,7 +44,7 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "E0608", "`{name}` takes {expected} arguments, {given} given",
-        "A Python op is called with all its arguments, by position.",
+        "A Python op is called with its arguments by position; the last may be left out where they have defaults.",
         "it is `{name}({takes})`",
     ),
     Code(

@@ -25,6 +25,11 @@ def mean_of(numbers: list[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
+@op
+def near(response: str, answer: str = "1", tolerance: float = 0.5, *, base: int = 10) -> float:
+    return float(abs(int(response, base) - int(answer, base)) <= tolerance)
+
+
 def plain(response: str) -> float:
     return 0.0
 

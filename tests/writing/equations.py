@@ -199,9 +199,11 @@ class Writer:
         if not self.ops or not texts:
             return None
         y = self.numbers.choice(texts)
-        lead, kind = y.dims[:-1], self.numbers.choice(("judge", "shrink", "high", "total", "scaled"))
+        lead, kind = y.dims[:-1], self.numbers.choice(("judge", "level", "shrink", "high", "total", "scaled"))
         if kind == "judge":
-            return Node(f"judge({y.name}.text)", (), lead, cuts=True)
+            return Node(self.numbers.choice((f"judge({y.name}.text)", f"judge({y.name}.text, 5)")), (), lead, cuts=True)
+        if kind == "level":
+            return Node("level()", cuts=True)
         per_row = kind in ("total", "scaled")
         x = self.value(0, y.dims if per_row else lead)
         if per_row and y.dims[-1] not in x.dims or kind == "scaled" and not _within(x.dims, within):

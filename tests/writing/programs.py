@@ -29,7 +29,7 @@ OPTIONS = ("", "", "", ", temperature=0.7", ", top_k=20", ", top_p=0.9", ", temp
 OPTIMIZERS = ("adamw(lr=3e-4)", "adamw(lr=1e-3, weight_decay=0.1)", "adamw(lr=5e-4, max_grad_norm=0.5)",
               "adamw(lr=cosine(1e-3, warmup=2))", "adamw(lr=linear(1e-3), betas=[0.8, 0.9])")
 RAGGED = ("t", "u", "v", "w", "x1", "x2")
-OPS = ("judge", "scaled", "shrink", "total", "high", "turned")
+OPS = ("judge", "level", "scaled", "shrink", "total", "high", "turned")
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,13 @@ from rlhf_dsl import op
 
 
 @op
-def judge(response: str) -> float:
-    return sum(map(ord, response)) % 7 / 7.1
+def judge(response: str, modulus: int = 7, *, scale: float = 7.1) -> float:
+    return sum(map(ord, response)) % modulus / scale
+
+
+@op
+def level(weight: float = 0.4) -> float:
+    return weight + 0.1
 
 
 @op
