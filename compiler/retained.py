@@ -16,12 +16,13 @@ from compiler.cost import CostModel, iteration_seconds
 from compiler.cost.caches import with_caches
 from compiler.exprs import call_temperature
 from compiler.groups import groups_of
-from compiler.offloading import Offloading
+from compiler.offloading import Offloading, shares_memory
 from compiler.plan import Plan
 from compiler.steps import Forward, TrainStep, UpdateLoop
 from rlhf_dsl.typed import Interner
 
-MOVING = ("reshard", "reload", "offload", "optimizer", "train", "action")  # what must not happen to the model in between
+MOVING = ("reload", "offload", "optimizer", "train", "action")  # what must not happen to the model in between
+SAMPLING = ("reshard", "generate")  # nor these, where the memory of its weights becomes that of the sampler's
 
 REENCODED = "score"  # whoever scores may read a response in its own tokens
 
@@ -79,7 +80,7 @@ def retained_fault(plan: Plan, loop: UpdateLoop, train: TrainStep, forward: Forw
         return "its memory is wanted for others"
     if not _is_same_pass(plan, train, forward):
         return "it computes something else"
-    if any(_moves(step, train.model) for step in _between(plan, loop, train, forward)):
+    if any(_moves(plan, step, train) for step in _between(plan, loop, train, forward)):
         return "the weights are others"
     return None
 
@@ -114,7 +115,9 @@ def _between(plan: Plan, loop: UpdateLoop, train: TrainStep, forward: Forward) -
     yield from loop.body[:next(i for i, step in enumerate(loop.body) if step is train)]
 
 
-def _moves(step: Any, model: str) -> bool:
+def _moves(plan: Plan, step: Any, train: TrainStep) -> bool:
     if step.op == "action":
-        return model in step.args
-    return step.op in MOVING and step.model == model
+        return train.model in step.args
+    if step.op in SAMPLING and step.model == train.model:
+        return shares_memory(plan, train.layout, step.dst if step.op == "reshard" else step.layout)
+    return step.op in MOVING and step.model == train.model

@@ -80,6 +80,18 @@ def test_a_second_update_computes_anew(tmp_path):
     assert loops == [["old", "v"], ["", ""]]
 
 
+def test_what_generates_in_between_in_the_same_memory_computes_anew(tmp_path):
+    (tmp_path / "judge.py").write_text("from rlhf_dsl import op\n@op\ndef hint(p: str, x: float) -> str: ...\n")
+    again = "dim s <= 4\nfrom judge import hint\n" + GROUPS + ROLLOUT + """
+    z[b, s] = actor.generate(hint(prompts, mean[g](sum[t](old))))
+    metric again = mean(reward.score(z))
+""" + UPDATE + RUN
+    assert retained(compiled(tmp_path, again)) == {"critic": "v"}
+    assert "the weights are others" in _fault(compiled(tmp_path, again), "old", "actor")
+    ahead = compiled(tmp_path, f"{WHOLE}    lag = 1\n")  # sampling has weights of its own
+    assert retained(ahead) == {"actor": "old", "critic": "v"}
+
+
 def test_it_takes_memory_and_saves_a_forward(tmp_path):
     plan = compiled(tmp_path, f"{WHOLE}\nplan:\n    critic: micro_batch(2)\n")
     anew = edited(plan, altered(TrainStep, retained=""))
