@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from megatron_judging import (
     MODES, PP2, PP2_DP2, TP2, TP2_DP2, TP2_PP2, Mode, comm, compare, folder_difference, layouts, report,
-    results_difference, shard_rows, splits, train_step, weights_difference,
+    results_difference, retained_difference, shard_rows, splits, train_step, weights_difference,
 )
 from megatron_models import LEARNING_RATE, OPTIMIZER, SCENARIOS, STEPS, TEMPERATURE, Expected, Scenario, reference, rows
 from torch import Tensor
@@ -66,10 +66,11 @@ def run_sampler(mesh: meshes.Mesh, scenario: Scenario, expected: Expected, batch
 
 def run_empty_shard(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
     begin = time.perf_counter()
-    engine = MegatronEngine(SCENARIOS[0].shape, "policy", PP2_DP2, mesh, OPTIMIZER)
-    engine.load(HFFolder(expected.folder))
-    found = compare(engine, SCENARIOS[0], expected, batch, (len(batch), 0), rows_each=3)
-    report("empty shard", found, time.perf_counter() - begin)
+    for layout in (PP2_DP2, TP2_DP2):
+        engine = MegatronEngine(SCENARIOS[0].shape, "policy", layout, mesh, OPTIMIZER)
+        engine.load(HFFolder(expected.folder))
+        found = compare(engine, SCENARIOS[0], expected, batch, (len(batch), 0), rows_each=3)
+        report(f"empty shard, pp {layout.pp}", found, time.perf_counter() - begin)
 
 
 def run_alternating(mesh: meshes.Mesh, expected: list[Expected], batch: Sequences) -> None:
@@ -130,6 +131,7 @@ def run_rounded(mesh: meshes.Mesh, scenario: Scenario, expected: Expected, batch
         engine.load(HFFolder(expected.folder))
         before = {name: tensor.clone() for name, tensor in engine.moment(MASTER).items()}
         off = results_difference(engine, scenario, expected, mine, first, 2)
+        found[f"retained, {sharded}"] = retained_difference(engine, scenario, mine, first, 2)
         norm = train_step(engine, scenario, mine, first, rows_each=2)
         masters.append(engine.moment(MASTER))
         assert all(torch.equal(p, masters[-1][name].bfloat16()) for name, p in engine.export().items())

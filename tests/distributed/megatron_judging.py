@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compiler.layout import ModelLayout
+from compiler.offloading import GRADIENTS
 from compiler.resharding.redistribute import redistribute
 from compiler.shapes import shape_from_config
 from compiler.weights import WeightLayout, pieces
-from runtime.engines.base import Call, Execution
+from runtime.engines.base import Call, Execution, Objective
 from runtime.engines.megatron import MegatronEngine
 from runtime.hf_folder import config_for_role, read_config, write_parts
 from runtime.sequences import Sequences
@@ -88,27 +89,54 @@ def shard_rows(batch: Sequences, sizes: tuple[int, ...], d: int) -> tuple[Sequen
 def train_step(
     engine: MegatronEngine, scenario: Scenario, mine: Sequences, first: int, rows_each: int, recompute: bool = False
 ) -> float:
-    parts = [mine.select(part) for part in torch.arange(len(mine)).split(rows_each)] if len(mine) else []
-    starts = [first + i * rows_each for i in range(len(parts))]
-    calls = [{op: Call(op, part, TEMPERATURE) for op in scenario.operations} for part in parts]
     engine.zero_grad()
     for runs in (slice(0, 1), slice(1, None)):  # gradients accumulate over calls of train as they do within one
-        here = [*zip(starts, parts)][runs]
-        engine.train(calls[runs], lambda i, outputs: row_loss(outputs, here[i][0], here[i][1].own_lengths), recompute)
+        engine.train(*_training(scenario, mine, first, rows_each, runs), recompute)
     return engine.step(LEARNING_RATE)
+
+
+def _training(
+    scenario: Scenario, mine: Sequences, first: int, rows_each: int, runs: slice = slice(None)
+) -> tuple[list[dict[str, Call]], Objective]:
+    """Some of the micro-batches of a shard, and their objective."""
+    cut = cuts(len(mine), rows_each)[runs]
+    parts = [mine.select(torch.arange(start, stop)) for start, stop in cut]
+    calls = [{op: Call(op, part, TEMPERATURE) for op in scenario.operations} for part in parts]
+    return calls, lambda i, outputs: row_loss(outputs, first + cut[i][0], parts[i].own_lengths)
+
+
+def retained_difference(
+    engine: MegatronEngine, scenario: Scenario, mine: Sequences, first: int, rows_each: int
+) -> float:
+    """Of outputs and gradients of a training from those of one that goes on from a forward, with one more in between."""
+    def trained(retained: bool) -> list[Tensor]:
+        engine.zero_grad()
+        if retained:
+            engine.forward(mine, scenario.operations, TEMPERATURE, cuts(len(mine), rows_each), retain=True)
+            engine.forward(mine, scenario.operations[:1], 1.0)
+        outputs = engine.train(*_training(scenario, mine, first, rows_each), retained=retained)
+        found = [values for part in outputs for values in part.values()]
+        return [*found, *(tensor.clone() for tensor in engine.tensors_of(GRADIENTS))]
+
+    pairs = [*zip(trained(False), trained(True), strict=True)]
+    assert any(one.any() for one, _ in pairs) or not len(mine)
+    return float(torch.stack([(one - other).abs().max() for one, other in pairs if one.numel()]).max())
 
 
 def compare(
     engine: MegatronEngine, scenario: Scenario, expected: Expected, batch: Sequences, sizes: tuple[int, ...],
     rows_each: int, recompute: bool = False,
 ) -> dict[str, float]:
-    """Largest differences on this rank of results, of norms (relative) and of weights after training."""
+    """Largest differences on this rank of results, of what retained activations give, of norms (relative) and of weights
+    after training."""
     mine, first = shard_rows(batch, sizes, engine.layout.coordinates(comm.rank).dp)
-    results = results_difference(engine, scenario, expected, mine, first, rows_each)
+    found = {"results": results_difference(engine, scenario, expected, mine, first, rows_each)}
+    if engine.layout.pp == 1:
+        found["retained"] = retained_difference(engine, scenario, mine, first, rows_each)
     norms = [train_step(engine, scenario, mine, first, rows_each, recompute) for _ in range(STEPS)]
     want, norms = torch.tensor(expected.norms), torch.tensor(norms)
     norm = float(((norms - want) / want).abs().max())
-    return {"results": results, "norm": norm, "weights": weights_difference(engine, expected.trained)}
+    return found | {"norm": norm, "weights": weights_difference(engine, expected.trained)}
 
 
 def cuts(count: int, rows_each: int) -> list[tuple[int, int]]:
