@@ -170,7 +170,9 @@ class _Emitter:
     def model(self, model) -> ModelSpec:
         shape = dataclasses.asdict(self.target.shapes[model.name])
         offload = model.name in self.target.placement.offload
-        return ModelSpec(model.role, model.source, shape, model.optimizer, self.lines.at(model.span), offload)
+        has_weights = names.layout_name(model.name, "train") in self.graph.side["layouts"]  # not its tokenizer alone
+        optimizer = model.optimizer if has_weights else None
+        return ModelSpec(model.role, model.source, shape, optimizer, self.lines.at(model.span), offload)
 
     def data(self) -> Iterator[DataSpec]:
         used = {(op.attr("root"), c) for op in self.graph.ops if op.kind == "data" for c in op.attr("columns")}

@@ -29,6 +29,12 @@ def unit_samples(dims: Mapping[str, Any], unit: tuple[str, ...], responses: Iter
     return sum(math.prod(dim.size for dim in one if not dim.ragged) for one in inner)
 
 
+def joint_unit(dims: Mapping[str, Any], unit: tuple[str, ...], calls: Iterable[Expr]) -> tuple[str, ...]:
+    """The unit of a step that makes `calls`: `unit`, or its root dim alone where rows of that root have other groups."""
+    leads = (dims[e.args[0].type.dims[-1]].lead for e in calls)
+    return unit if all(lead == unit for lead in leads if lead[0] == unit[0]) else unit[:1]
+
+
 @dataclass(frozen=True)
 class Separated:
     """partial: the local part. calls: current outputs of the model in it, in order of first use.

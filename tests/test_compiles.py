@@ -128,3 +128,24 @@ def test_a_model_that_only_gives_its_tokenizer_has_none(tmp_path):
     plan = compiled(tmp_path, RIGHT["a response is read by a call that nothing needs"], 2)
     assert "ref" in plan.models and not any(name.startswith("ref.") for name in plan.layouts)
     assert [s.policy for s in steps_of(plan) if s.op == "reply"] == ["ref"]
+
+
+def test_a_model_without_weights_has_no_optimizer_whose_states_would_be_saved(tmp_path):
+    plan = compiled(tmp_path, HEAD + '''
+rollout:
+    metric tokens = mean(length[u](first))
+    unused = critic.values(first)
+''')
+    assert {name: spec.optimizer for name, spec in plan.models.items()} == {"critic": None} and plan.layouts == {}
+
+
+@pytest.mark.parametrize("group, unit", [("h", ("b",)), ("g", ("b", "g"))])
+def test_a_training_makes_the_outputs_of_all_responses_that_its_mini_batch_reads(tmp_path, group, unit):
+    """Rows stay whole where the groups of two responses differ, in an objective or beside it."""
+    text = "dim h = 3\n" + SAMPLED + f'''
+    z[b, {group}, w] = actor.generate(prompts)
+update:
+    train actor to maximize mean(actor.logprobs(y))
+    metric other = mean(actor.logprobs(z))
+'''
+    assert [step.unit for step in steps_of(compiled(tmp_path, text)) if step.op == "train"] == [unit]

@@ -8,7 +8,7 @@ from typing import Iterable, Iterator
 from compiler import names
 from compiler.exprs import is_root_reduction, walk
 from compiler.ir import FlowGraph, Op, Value, make_op
-from compiler.separate import Separated, Separator
+from compiler.separate import Separated, Separator, joint_unit
 from rlhf_dsl.typed import Dim, Expr, Interner
 
 LONGEST_NAME = 60
@@ -35,7 +35,7 @@ class SplitReductions:
         for op in trains:
             separator = Separator(op.model, phase, self.dims, known, interner)
             parts[op.model] = separator.separate(op.attr("objective"))
-        loop = _Loop(graph, phase, known, parts, frozenset(d.name for d in self.dims.values() if d.root))
+        loop = _Loop(graph, phase, known, parts, self.dims)
         return loop.rebuilt()
 
 
@@ -50,8 +50,9 @@ class _Loop:
     """Rebuilds the operations of one update in the order of a mini-batch."""
 
     def __init__(self, graph: FlowGraph, phase: str, known: dict[Expr, str], parts: dict[str, Separated],
-                 roots: frozenset[str]) -> None:
-        self.graph, self.phase, self.known, self.parts, self.roots = graph, phase, known, parts, roots
+                 dims: dict[str, Dim]) -> None:
+        self.graph, self.phase, self.known, self.parts, self.dims = graph, phase, known, parts, dims
+        self.roots = frozenset(d.name for d in dims.values() if d.root)
         self.prefix = names.prefix("update", names.phase_index(phase))
         self.values = dict(graph.values)
         self.value_of = {v.expr: n for n, v in reversed(graph.values.items()) if v.expr is not None}
@@ -150,4 +151,5 @@ class _Loop:
         keeps = [name for name in op.inputs if name.startswith("keep ")]
         outputs = (*(n for f in late for n in f.outputs), *op.outputs)
         return op.replace(inputs=tuple(dict.fromkeys((*responses, *constants, *keeps))), outputs=outputs).with_attrs(
-            partial=part.partial, calls=calls, constants=part.constants, statistics=part.statistics, unit=part.unit)
+            partial=part.partial, calls=calls, constants=part.constants, statistics=part.statistics,
+            unit=joint_unit(self.dims, part.unit, calls))

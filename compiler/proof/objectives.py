@@ -8,7 +8,7 @@ from compiler import names
 from compiler.exprs import walk
 from compiler.plan import Plan
 from compiler.proof.wellformed import all_steps
-from compiler.separate import LOCAL, Separator
+from compiler.separate import LOCAL, Separator, joint_unit
 from compiler.steps import UpdateLoop, exprs_of
 from rlhf_dsl.ast import Span
 from rlhf_dsl.diagnostics import DiagnosticError
@@ -50,9 +50,10 @@ def _loop_faults(loop: UpdateLoop, table: tuple[Expr, ...], dims: dict[str, Dim]
         except (DiagnosticError, StopIteration, IndexError, KeyError):
             yield f"`{step.name}` has an objective that is no sum over micro-batches"
             continue
+        calls = [table[c.expr] for c in step.calls]
         if not _same(parts.partial, table[step.partial]):
             yield f"`{step.name}` evaluates another value over a micro-batch than its objective asks for"
-        elif not set(parts.calls) <= {table[c.expr] for c in step.calls} or step.unit != parts.unit:
+        elif not set(parts.calls) <= set(calls) or step.unit != joint_unit(dims, parts.unit, calls):
             yield f"`{step.name}` lacks a call of its objective, or has another unit"
         elif not _are_same(parts.constants, [table[c.expr] for c in step.constants]):
             yield f"`{step.name}` has other constants than its objective"

@@ -279,7 +279,8 @@ class _Writing:
         """A sum over rows of something that has an output of the model in it, by something that is known before."""
         read = self._reads(model)
         if read and self.draft.chance(0.7):
-            call, other = self.numbers.choice(read)
+            call, known = self.numbers.choice(read)
+            other = Node("({} + 0.37)", (known,), known.dims)  # a difference of 0 would be rounding
         else:
             call = writer.output(model=model)
             other = writer.value(2, call.dims)
