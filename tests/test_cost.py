@@ -9,7 +9,7 @@ import pytest
 
 from compiler.catalog import DEVICES, model_names, model_shape
 from compiler.cluster_file import read_cluster
-from compiler.cost import generation, training
+from compiler.cost import generation, training, transition
 from compiler.cost.compute import layer_decode, layer_forward
 from compiler.cost.layouts import Degrees, tensor_degrees, train_degrees
 from compiler.cost.links import all_reduce, gather, group_link
@@ -253,7 +253,7 @@ def test_transition_bytes_are_those_of_the_move_that_is_planned(train, tp):
         shape, "policy", generation_layout(layout, tp), "torch")
     planned = redistribute(source, target)
     mean = 2 * planned.total_bytes / 4 / degrees.devices  # the plan's tensors have 4 bytes an element
-    estimate = generation.transition_bytes(sizes_of(shape, "policy"), degrees, Degrees(tp, 1, degrees.devices // tp))
+    estimate = transition.transition_bytes(sizes_of(shape, "policy"), degrees, Degrees(tp, 1, degrees.devices // tp))
     assert mean == pytest.approx(estimate, rel=0.06, abs=1e5)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from compiler.catalog import model_shape
 from compiler.cost.layouts import Degrees
-from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call, PlacedModel, Stage, Workload, ppo
+from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Asked, Call, PlacedModel, Stage, Workload, ppo
 from compiler.machine import Engine, Machine
 from compiler.search import search
 from compiler.search.fronts import Fronts
@@ -156,6 +156,9 @@ def random_workload(seed: int) -> tuple[Workload, Machine]:
 @pytest.mark.parametrize("seed", range(24))
 def test_search_equals_enumeration_on_estimated_options(seed):
     workload, one = random_workload(seed)
+    strategy = ("", "vanilla", "all-gather", "minimal")[seed % 4]
+    asked = (dataclasses.replace(m, asked=Asked(reshard=strategy)) for m in workload.models)
+    workload = dataclasses.replace(workload, models=tuple(asked))
     table = {}
 
     def of_model(member, pool, devices):

@@ -15,6 +15,7 @@ from compiler.catalog import model_shape
 from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program, lower_and_place
 from compiler.cost import CostModel, generation, memory, training
+from compiler.cost.layouts import Degrees
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN
 from compiler.emit import Target, emit
 from compiler.proof.fits import fit_faults
@@ -233,6 +234,38 @@ def lower_to_plan(checked, shapes, cluster):
     placement = Searched()(checked, shapes, cluster, None)
     target = Target(cluster.digest, placement, str(Path(checked.path).parent), shapes)
     return emit(checked, lower_and_place(checked, placement), target)
+
+
+# ---- how weights move ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("lines", [
+    *(f"actor.generate: reshard({name})" for name in ("zero_redundancy", "vanilla", "all_gather", "minimal")),
+    "actor.generate: engine(vllm)", "actor: parallel(tp=2, pp=4); actor.generate: parallel(tp=8), engine(vllm)",
+])
+def test_a_search_prices_the_strategy_that_the_plan_has(tmp_path, lines):
+    """Seconds of the move and weights beside those of training: the search's are the plan's."""
+    cluster, checked = read_cluster(CLUSTERS / "a100-16x8.toml"), checked_with(tmp_path, lines)
+    shapes = shapes_of(checked)
+    found = placement_on(checked, shapes, cluster)[1]
+    plan = lower_to_plan(checked, shapes, cluster)
+    costs = CostModel(plan, cluster)
+    move = next(step for step in walk(plan) if step.op == "reshard")
+    choice = next(m.choice for g in found.groups for m in g.models if m.model == "actor")
+    assert Degrees(*(getattr(plan.layouts["actor.generate"], a) for a in ("tp", "pp", "dp"))) == choice.generate
+    assert move.strategy.replace("-", "_") in lines or "reshard" not in lines
+    assert costs.seconds(move) == pytest.approx(plan.search.transition, rel=1e-9) and plan.search.transition > 0.01
+
+
+def test_another_strategy_is_best_in_another_layout(tmp_path):
+    """By vanilla, what is best by zero redundancy is slower than what the search finds."""
+    usual = placed(tmp_path, "assume: prompt=64")[2]["actor"][1]
+    vanilla = "actor.generate: reshard(vanilla)"
+    _, found, models = placed(tmp_path, vanilla)
+    own = models["actor"][1]
+    assert (own.layout, own.generate) != (usual.layout, usual.generate)
+    degrees = f"actor.train: parallel(tp={usual.layout.tp}, pp={usual.layout.pp})"
+    bound = placed(tmp_path, f"{vanilla}, parallel(tp={usual.generate.tp}); {degrees}")[1]
+    assert bound.iteration_s > 1.01 * found.iteration_s
 
 
 # ---- units -----------------------------------------------------------------------------------------

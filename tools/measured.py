@@ -11,7 +11,7 @@ from typing import Any, Iterator, NamedTuple, Optional
 
 from compiler.catalog import model_shape
 from compiler.cluster_file import read_cluster
-from compiler.cost import generation, training
+from compiler.cost import generation, training, transition
 from compiler.cost.layouts import Degrees
 from compiler.cost.sizes import sizes_of
 from compiler.cost.workload import GENERATE, Asked, Call, Workload, ppo
@@ -19,6 +19,7 @@ from compiler.machine import Machine
 from compiler.search import search
 from compiler.search.fronts import Fronts
 from compiler.search.given import stages_of_groups, symmetric
+from compiler.search.thinning import Near
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "validation"
@@ -26,6 +27,7 @@ REAL, A100 = DATA / "real-h100.toml", ROOT / "programs" / "clusters" / "a100-16x
 MODELS = {7: "llama-2-7b", 13: "llama-2-13b", 34: "codellama-34b", 70: "llama-2-70b"}
 HEURISTIC_TP = 8
 WON = 0.03
+FINE = Near(0.002, 0.004, 0.01)  # a fifth of what a search takes for equal: margins are near WON
 
 
 def machine(path: Path, devices: int) -> Machine:
@@ -128,7 +130,7 @@ def winners() -> Iterator[Winner]:
 def winner(models: str, devices: int, words: str, one: Machine, published: bool = False) -> Winner:
     """published: trained models have the layouts of `PUBLISHED`"""
     workload = hybridflow_workload(models, published)
-    fronts = Fronts(workload, (one,))
+    fronts = Fronts(workload, (one,), FINE)
     found = search(workload, (one,), keep=1, fronts=fronts)
     stages = stages_of_groups(fronts, placement(words, devices))
     return Winner(models, devices, words, stages, found.stages, groups_text(found))
@@ -232,13 +234,13 @@ def generations() -> Iterator[Generation]:
 
 def generation_seconds(one: Machine, sizes, train: Degrees, degrees: Degrees, call: Call) -> float:
     """Transition and generation with the fullest cache beside the actor's training state."""
-    resident = generation.generation_weight_bytes(one, sizes, train, degrees) + sum(
+    resident = transition.generation_weight_bytes(one, sizes, train, degrees) + sum(
         kept(one, sizes, train) for kept in (training.weight_bytes, training.gradient_bytes, training.state_bytes))
     each = generation.cache_bytes(one, sizes, degrees, call, 1)
     most = min(int((one.usable - resident) // each), call.rows // degrees.dp)
     waves = math.ceil(call.rows / degrees.dp / most)
     times = generation.generate_time(one, sizes, degrees, call, math.ceil(call.rows / degrees.dp / waves))
-    return times.total + generation.transition_time(one, sizes, train, degrees)
+    return times.total + transition.transition_time(one, sizes, train, degrees)
 
 
 def transitions() -> Iterator[tuple[str, float, float]]:
@@ -248,5 +250,5 @@ def transitions() -> Iterator[tuple[str, float, float]]:
         (pp, tp), (gen_pp, gen_tp) = row["train_pt"], row["gen_pt"]
         micro = pp * tp // (gen_pp * gen_tp)
         formula = (micro - 1) / (tp * pp) * 2 * sizes.parameters
-        got = generation.transition_bytes(sizes, Degrees(tp, pp, 1), Degrees(gen_tp, gen_pp, micro))
+        got = transition.transition_bytes(sizes, Degrees(tp, pp, 1), Degrees(gen_tp, gen_pp, micro))
         yield f"{row['model']}, tp{tp} pp{pp} to tp{gen_tp} pp{gen_pp}", got, formula

@@ -1,4 +1,4 @@
-"""Generation: the weights' way into the generation layout, prompts at once, then token by token in waves."""
+"""Generation: prompts at once, then token by token in waves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 from typing import NamedTuple
 
-from compiler.cost.compute import head_forward, layer_decode, layer_forward, stream
+from compiler.cost.compute import head_forward, layer_decode, layer_forward
 from compiler.cost.layouts import Degrees
 from compiler.cost.links import group_link, send
 from compiler.cost.sizes import Sizes
@@ -89,47 +89,6 @@ def _step(machine: Machine, sizes: Sizes, tp: int, pp: int, dp: int, sequences: 
     compute = layers * one.compute + head_forward(machine, sizes, tp, part)
     handed = send(group_link(machine, pp, tp * dp), machine.storage.weight * part * sizes.hidden) if pp > 1 else 0.0
     return pp * compute, pp * layers * one.tensor, pp * layers * one.host, pp * handed
-
-
-def transition_bytes(sizes: Sizes, train: Degrees, generate: Degrees, width: int = 2) -> float:
-    """Bytes that each device receives on the way from its training to its generation shard. width: of an element
-
-    HybridFlow's grouping (arXiv 2409.19256, section 5.3): where tp of generation divides that of training, the
-    training shard, 1 / (t p) of the model, is part of the generation shard, 1 / (t_g p_g), and (d_g - 1) / (t p) is
-    received; where it is a multiple, a device keeps what lies in both.
-    """
-    model = width * sizes.parameters
-    target, source = generate.tp * generate.pp, train.tp * train.pp
-    kept = min(1 / source, 1 / (max(generate.tp, train.tp) * max(generate.pp, train.pp)))
-    return model * max(1 / target - kept, 0.0)
-
-
-def transition_time(machine: Machine, sizes: Sizes, train: Degrees, generate: Degrees) -> float:
-    """Layers of other stages come from other nodes where a stage fills one; the rest comes over the node's links.
-
-    Devices of a node that need the same bytes fetch them once and share them.
-    """
-    width = machine.storage.weight
-    received = transition_bytes(sizes, train, generate, width)
-    if not received:
-        return 0.0
-    far = 0.0
-    if train.devices > machine.devices_per_node and train.pp > generate.pp:
-        stages_here = max(1, machine.devices_per_node // (train.tp * train.dp))
-        missing = max(1 / generate.pp - stages_here / train.pp, 0.0)
-        distinct = min(machine.devices_per_node, generate.tp) / generate.tp
-        far = width * sizes.parameters * missing * distinct
-    near = received / (machine.intra * machine.reached.links)
-    return machine.inter_latency + near + far / (machine.node * machine.reached.links) + stream(machine, 2 * received)
-
-
-def generation_weight_bytes(machine: Machine, sizes: Sizes, train: Degrees, generate: Degrees) -> float:
-    """Bytes beside the training weights: the generation shard, less the training shard where that is part of it and
-    is read in place."""
-    width = machine.storage.weight
-    if machine.storage.in_place:
-        return transition_bytes(sizes, train, generate, width)
-    return width * sizes.held(generate.tp, generate.pp)
 
 
 def cache_bytes(machine: Machine, sizes: Sizes, degrees: Degrees, call: Call, sequences: int) -> float:

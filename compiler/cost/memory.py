@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Iterable
 
-from compiler.cost import generation, training
+from compiler.cost import generation, training, transition
 from compiler.cost.setting import Setting
 from compiler.resharding.transitions import engine_of
 
@@ -151,7 +151,7 @@ def _generation(setting: Setting, model: str) -> float:
     if layout not in setting.plan.layouts or home == layout or setting.is_apart(layout):
         return 0.0
     machine, sizes, degrees = setting.placed(layout)
-    return generation.generation_weight_bytes(machine, sizes, setting.placed(home)[2], degrees)
+    return transition.generation_weight_bytes(machine, sizes, setting.placed(home)[2], degrees, setting.way(layout))
 
 
 def _caches(setting: Setting, layout: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable
 
-from compiler.cost import generation, memory, training
+from compiler.cost import generation, memory, training, transition
 from compiler.cost.calls import host_time
 from compiler.cost.compute import stream
 from compiler.cost.estimate import Estimate, estimate
@@ -15,7 +15,6 @@ from compiler.cost.setting import Setting
 from compiler.machine import Machine
 from compiler.proof.wellformed import shape_of
 from compiler.reading.units import bytes_text
-from compiler.resharding.gathers import ALL_GATHER, VANILLA
 from compiler.resharding.transitions import weight_transfer
 from compiler.steps import UpdateLoop
 
@@ -76,25 +75,22 @@ class CostModel(Setting):
     # ---- moves, and what is computed at home
 
     def _reshard(self, step: Any, part: float) -> Estimate:
-        machine, sizes, train = self.placed(step.src)
-        generate = self.placed(step.dst)[2]
-        if self.is_apart(step.dst) or step.strategy in (VANILLA, ALL_GATHER):
-            return Reasons(machine, sizes, train).transition(self._by_links(step, machine), self.moved(step).per_rank)
-        received = generation.transition_bytes(sizes, train, generate, machine.storage.weight)
-        return Reasons(machine, sizes, train).transition(
-            generation.transition_time(machine, sizes, train, generate), received)
+        machine, sizes, train = placed = self.placed(step.src)
+        if self.is_apart(step.dst):
+            most, crossing = self.moved(step).per_rank, self._crossing(step, machine)
+            return Reasons(*placed).transition(transition.passing(machine, most, crossing), most)
+        generate, way = self.placed(step.dst)[2], self.way(step.dst)
+        received = transition.transition_bytes(sizes, train, generate, machine.storage.weight, way)
+        return Reasons(*placed).transition(transition.transition_time(*placed, generate, way), received)
 
     def _hosted(self, step: Any, part: float) -> Estimate:
         return estimate((host_time(self.placed(step.layout)[0], step.bytes), fetches(step.bytes, step.op == "reload")))
 
-    def _by_links(self, step: Any, machine: Machine) -> float:
-        """Seconds in which the rank that gets most has it over the links of its node, and nodes theirs over their own."""
+    def _crossing(self, step: Any, machine: Machine) -> int:
+        """Bytes of a move of weights over the link of a node that carries most."""
         shape, role = shape_of(self.plan, step.model), self.plan.models[step.model].role
-        transfer, each = weight_transfer(shape, role, self.plan.layouts, step.src, step.dst), machine.devices_per_node
-        most, (_, far) = self.moved(step).per_rank, transfer.bytes_crossing(each)
-        between = far / max(1, len(transfer.ranks) // each) / machine.node if far else 0.0
-        return (machine.inter_latency if far else machine.intra_latency) + (
-            most / machine.intra + between) / machine.reached.links + stream(machine, 2 * most)
+        transfer = weight_transfer(shape, role, self.plan.layouts, step.src, step.dst)
+        return 0 if self.cluster.is_local else transfer.busiest_node(machine.devices_per_node)
 
     def _transfer(self, step: Any, part: float) -> Estimate:
         most, machine = part * self.moved(step).per_rank, self.machine()

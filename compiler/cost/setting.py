@@ -13,11 +13,13 @@ from compiler.cost.layouts import Degrees
 from compiler.cost.moved import Lengths
 from compiler.cost.sizes import Sizes, sizes_of
 from compiler.cost.training import Micro
+from compiler.cost.transition import Way, way_of
 from compiler.cost.workload import FORWARD, GENERATE, TRAIN, Call
 from compiler.machine import Machine, Storage
 from compiler.offloading import Offloading, shares_memory
 from compiler.plan import Plan
 from compiler.proof.wellformed import shape_of
+from compiler.resharding.transitions import engine_of
 from compiler.shapes import parameters
 from compiler.steps import UpdateLoop
 
@@ -65,6 +67,10 @@ class Setting:
     def is_apart(self, layout: str) -> bool:
         """Whether a layout samples on ranks of its own."""
         return any(layout in group.samplers for group in self.plan.groups)
+
+    def way(self, layout: str) -> Way:
+        """How weights come to a layout of generation that lies within that of training."""
+        return way_of(self.plan.layouts[layout].strategy, engine_of(self.plan.layouts, layout))
 
     def home_layout(self, model: str) -> Optional[str]:
         """The layout in which a model keeps its weights."""

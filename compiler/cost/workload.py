@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
+from compiler.cost.transition import Way, way_of
 from compiler.shapes import ModelShape
 
 GENERATE, FORWARD, TRAIN = "generate", "forward", "train"
@@ -15,7 +16,7 @@ class Asked:
     """What `plan:` fixes of a model; 0 is open.
 
     tp, pp, dp: of training and scoring; generate_tp, generate_dp: of generation; devices: of its set
-    generate_engine: as `plan.LayoutSpec.engine`
+    generate_engine, reshard: as `engine` and `strategy` of `plan.LayoutSpec`
     micro_batch, tokens: the most that a micro-batch of training may hold
     recompute: "full" or "none"; precision, optimizer, sequence_parallel: as in `machine.Storage.asked`; "" and None
     are open
@@ -27,6 +28,7 @@ class Asked:
     generate_tp: int = 0
     generate_dp: int = 0
     generate_engine: str = ""
+    reshard: str = ""
     devices: int = 0
     micro_batch: int = 0
     tokens: int = 0
@@ -34,6 +36,11 @@ class Asked:
     precision: str = ""
     optimizer: str = ""
     sequence_parallel: Optional[bool] = None
+
+    @property
+    def way(self) -> Way:
+        """How weights come to generation."""
+        return way_of(self.reshard, self.generate_engine)
 
 
 @dataclass(frozen=True)

@@ -146,16 +146,13 @@ class GatheredTransfer(WeightTransfer):
         given = gather.given[gather.ranks.index(rank)] * (len(gather.ranks) - 1)
         return super().bytes_sent(rank) + given * self.itemsize
 
-    def bytes_crossing(self, devices_per_node: int) -> tuple[int, int]:
-        """As of any transfer, a group being a ring in the order of its ranks: each gets all from the one before it."""
-        near, far = super().bytes_crossing(devices_per_node)
+    def flows(self) -> Iterator[tuple[int, int, int]]:
+        """A group is a ring in the order of its ranks: each gets all from the one before it."""
+        yield from super().flows()
         for group in self.groups:
             gather = self.gather(group[0])
             for before, rank, given in zip((group[-1], *group), group, gather.given):
-                size = (gather.elements - given) * self.itemsize
-                inside = before // devices_per_node == rank // devices_per_node
-                near, far = (near + size, far) if inside else (near, far + size)
-        return near, far
+                yield before, rank, (gather.elements - given) * self.itemsize
 
     # ---- shares
 

@@ -175,10 +175,24 @@ class WeightTransfer:
     def bytes_crossing(self, devices_per_node: int) -> tuple[int, int]:
         """Bytes from other ranks of the same node, and from ranks of other nodes; together `total_bytes`."""
         near = far = 0
-        for (giver, rank), elements in self._flows.items():
+        for giver, rank, size in self.flows():
             inside = giver // devices_per_node == rank // devices_per_node
-            near, far = (near + elements, far) if inside else (near, far + elements)
-        return near * self.itemsize, far * self.itemsize
+            near, far = (near + size, far) if inside else (near, far + size)
+        return near, far
+
+    def busiest_node(self, devices_per_node: int) -> int:
+        """Bytes from or to other nodes, the greater of the two, of the node that has most."""
+        sent, received = defaultdict(int), defaultdict(int)
+        for giver, rank, size in self.flows():
+            out, into = giver // devices_per_node, rank // devices_per_node
+            if out != into:
+                sent[out] += size
+                received[into] += size
+        return max((*sent.values(), *received.values()), default=0)
+
+    def flows(self) -> Iterator[tuple[int, int, int]]:
+        """(rank that gives, rank that receives, bytes), pairs in any order and several times."""
+        yield from ((*pair, elements * self.itemsize) for pair, elements in self._flows.items())
 
     @functools.cached_property
     def lower_bound_bytes(self) -> int:

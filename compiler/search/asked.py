@@ -27,7 +27,7 @@ def asked_of_models(checked: Checked) -> dict[str, Asked]:
     for stage in asked_of_stages(checked):
         if stage.stage == GENERATE:
             wanted = {"generate_tp": stage.degree("tp"), "generate_dp": stage.degree("dp"),
-                      "generate_engine": stage.engine}
+                      "generate_engine": stage.engine, "reshard": stage.items.get("reshard", "")}
         else:
             wanted = {key: stage.items[key] for key in _KNOWN if key in stage.items}
         found[stage.model] |= wanted

@@ -8,7 +8,7 @@ import math
 import operator
 from typing import Iterable, Iterator, NamedTuple, Optional, Sequence
 
-from compiler.cost import generation, training
+from compiler.cost import generation, training, transition
 from compiler.cost.calls import call_time, host_time
 from compiler.cost.layouts import Degrees, tensor_degrees, train_degrees
 from compiler.cost.sizes import Sizes, sizes_of
@@ -249,8 +249,8 @@ class _Ways(NamedTuple):
 
     def _transition(self, generate: Degrees) -> tuple[float, float]:
         """(seconds of the weights' way, bytes that they need beside those of training)."""
-        return (generation.transition_time(self.machine, self.sizes, self.degrees, generate),
-                generation.generation_weight_bytes(self.machine, self.sizes, self.degrees, generate))
+        how = (self.machine, self.sizes, self.degrees, generate, self.model.asked.way)
+        return transition.transition_time(*how), transition.generation_weight_bytes(*how)
 
 
 def _pairs(trains: Sequence[Option], generates: Sequence[Option]) -> Iterator[tuple[Option, Option]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
-from compiler.cost import generation
 from compiler.cost.sizes import sizes_of
+from compiler.cost.transition import transition_time
 from compiler.cost.workload import GENERATE
 from compiler.plan import Alternative, GroupBounds, GroupSpec, OtherSize, SearchSpec
 from compiler.search.fronts import Fronts
@@ -47,8 +47,8 @@ def _transition(fronts: Fronts, found: Found) -> float:
         if placed.choice.generate:
             model = models[placed.model]
             machine = as_stored(fronts.machines[group.pool], model)
-            total += generation.transition_time(machine, sizes_of(model.shape, model.role), placed.choice.layout,
-                                                placed.choice.generate)
+            total += transition_time(machine, sizes_of(model.shape, model.role), placed.choice.layout,
+                                     placed.choice.generate, model.asked.way)
     return total
 
 
