@@ -11,7 +11,7 @@ from compiler.groups import groups_of, layouts_of
 from compiler.plan import Alternative, GroupSpec, Plan
 from compiler.reading.moves import ROWS, move_lines, moving
 from compiler.reading.searched import runners_up, search_json, search_lines
-from compiler.reading.tables import ITERATION, Row, Tables, layout_of, microbatches, rows_of, title_of
+from compiler.reading.tables import ITERATION, Row, Tables, layout_of, microbatches, rows_of, told
 from compiler.reading.units import bytes_text, cut_text, degrees_text, plural, ranks_text, seconds_text
 from compiler.resharding.transitions import engine_of
 from compiler.steps import HOME, UpdateLoop
@@ -141,14 +141,6 @@ class _Text:
         yield from search_lines(self.plan)
 
 
-def told(step: Any) -> str:
-    """`forward logp_old`, with what is worth saying of it."""
-    title = f"load {step.name}: {', '.join(step.columns)}" if step.op == "load" else title_of(step)
-    if getattr(step, "retained", ""):
-        return f"{title}, on from {step.retained}"
-    return f"{title}, of the next iteration" if getattr(step, "ahead", 0) else title
-
-
 # ---- JSON ----------------------------------------------------------------------------------------
 
 def explain_json(plan: Plan, cluster: Cluster, seconds: float) -> dict[str, Any]:
@@ -195,7 +187,7 @@ def _step_json(plan: Plan, costs: CostModel, row: Row) -> dict[str, Any]:
     step, layout = row.step, layout_of(row.step)
     ranks = list(Tables(plan).ranks_of(step))
     return {"op": step.op, "value": step.name, "model": getattr(step, "model", None), "layout": layout or None,
-            "ranks": ranks, "times": row.times, "line": step.line, "ahead": getattr(step, "ahead", 0),
+            "ranks": ranks, "times": row.times, "line": step.line, "ahead": getattr(step, "ahead", 0), "retained": getattr(step, "retained", ""),
             "estimate_s": row.times * costs.seconds(step, row.part)}
 
 

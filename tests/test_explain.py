@@ -10,9 +10,10 @@ import pytest
 
 from compiler.compile import compile_program
 from compiler.cost import CostModel
-from compiler.explain import explain_json, explain_text, told
+from compiler.explain import explain_json, explain_text
 from compiler.plan import Plan, UpdateLoop
 from compiler.proof.verify import load_plan, walk
+from compiler.reading.tables import told
 from compiler.steps import Forward, Generate, TrainStep, Transfer
 from rlhf_dsl.cli import main
 from tests.compiling import CLUSTER, GROUPS, PROGRAMS, compiled, model_folder, shipped

@@ -6,16 +6,22 @@ import dataclasses
 
 import pytest
 
+from compiler.cluster_file import read_cluster
 from compiler.compile import compile_program
 from compiler.cost import CostModel, iteration_seconds
-from compiler.explain import explain_text
+from compiler.explain import explain_json, explain_text
 from compiler.offloading import Offloading
 from compiler.plan import Plan
 from compiler.proof.verify import faults
 from compiler.reading.diff import diff_text, differences
+from compiler.reading.report.page import report
+from compiler.reading.searched import GOING_ON
+from compiler.search.program import Searched
 from compiler.steps import Forward, TrainStep
-from tests.compiling import CLUSTER, GROUPS, compiled, offloaded, shipped
+from rlhf_dsl.frontend import loads
+from tests.compiling import CLUSTER, GROUPS, PROGRAMS, compiled, offloaded, shipped
 from tests.test_verify import altered, edited
+from tests.test_why import facts
 
 ROLLOUT = """
 rollout:
@@ -47,6 +53,18 @@ def test_what_the_rollout_computed_is_not_computed_again(tmp_path):
     assert retained(plan) == {"actor": "old", "critic": "v"}
     assert Plan.from_json(plan.to_json()) == plan and not [*faults(plan)]
     assert "update/train critic, on from v" in explain_text(plan, CLUSTER)
+    steps = explain_json(plan, CLUSTER, 0.0)["steps"]
+    assert {step["value"]: step["retained"] for step in steps if step["retained"]} == {
+        "update/train actor": "old", "update/train critic": "v"}
+
+
+def test_it_is_said_of_both(tmp_path):
+    plan = compiled(tmp_path, WHOLE)
+    assert facts(plan, "train critic")["goes on"] == [
+        "from the activations of forward v: its own forward need not be computed"]
+    assert facts(plan, "v")["keeps"] == facts(plan, "forward v")["keeps"] == ["its activations, for update/train critic"]
+    assert "keeps" not in facts(plan, "r") and "goes on" not in facts(plan, "step critic")
+    assert "update/train critic, on from v: " in report(plan, CLUSTER, WHOLE.splitlines())
 
 
 @pytest.mark.parametrize("old, new, left", [
@@ -126,6 +144,25 @@ def test_the_proof_sees_what_does_not_fit(tmp_path):
     assert "it computes something else" in next(faults(coarse))
     shuffled = edited(plan, lambda s: dataclasses.replace(s, minibatches=2) if s.op == "update" else s)
     assert "more than one mini-batch" in next(faults(shuffled))
+
+
+def test_a_search_knows_nothing_of_it_and_that_is_said():
+    """Retained activations come on top of what the search found, where there is room."""
+    path, cluster = PROGRAMS / "ppo.rlflow", read_cluster(PROGRAMS / "clusters" / "h100-16x8.toml")
+    text = path.read_text().replace("epochs=2, minibatches=4", "epochs=1, minibatches=1")
+    for small in ('"builtin:tiny"', '"builtin:tiny-reward"'):
+        text = text.replace(small, '"catalog:llama-2-7b"')
+    checked = loads(text.replace("dim t <= 8 ", "dim t <= 256 "), {"b": "256"}, str(path))
+    plan = compile_program(checked, cluster, placer=Searched())
+    anew = edited(plan, altered(TrainStep, retained=""))
+    assert retained(plan) == {"actor": "logp_old", "critic": "v_old"}
+    assert GOING_ON in explain_text(plan, cluster) and GOING_ON not in explain_text(anew, cluster)
+    assert GOING_ON.capitalize() in report(plan, cluster, ()) and GOING_ON.capitalize() not in report(anew, cluster, ())
+    costs, searched = CostModel(plan, cluster), sum(plan.search.stages.values())
+    assert iteration_seconds(costs) < iteration_seconds(CostModel(anew, cluster)) <= 1.05 * searched
+    for group in plan.groups:
+        extra = costs.peak(group.members) - CostModel(anew, cluster).peak(group.members)
+        assert 0 < extra and costs.peak(group.members) <= costs.machine(group.members[0]).usable
 
 
 def test_the_shipped_ppo_with_one_mini_batch(tmp_path):

@@ -7,16 +7,23 @@ from typing import Any, Iterable, Iterator, Mapping, Optional
 from compiler import codec
 from compiler.groups import groups_of
 from compiler.plan import Alternative, GroupBounds, GroupSpec, OtherSize, Plan, SearchSpec
+from compiler.reading.tables import rows_of
 from compiler.reading.units import bytes_text, plural, seconds_text
 
 GENERATION, TRANSITION = "generation", "transition"
 TOLD = 0.1  # share of the greatest difference below which one is not told
+GOING_ON = "to the search each training computes a forward of its own; to go on from one takes less time and more memory"
 FOR = {"time": "the shortest iteration", "device-hours": "the fewest device-hours"}
 
 
 def groups_text(groups: Iterable[GroupSpec]) -> str:
     """`actor, ref: 8 ranks | critic: 4 ranks`"""
     return " | ".join(f"{', '.join(g.members)}: {plural(g.ranks, 'rank')}" for g in groups)
+
+
+def goes_on(plan: Plan) -> bool:
+    """Whether some training goes on from a forward, which the search knows nothing of."""
+    return any(getattr(row.step, "retained", "") for row in rows_of(plan))
 
 
 def runners_up(plan: Plan) -> list[Alternative]:
@@ -46,6 +53,7 @@ def search_lines(plan: Plan) -> Iterator[str]:
     yield search_counts(search)
     if plan.alternatives:
         yield "the best of each division, stage after stage; where groups need not wait, the estimate above is less"
+        yield from [GOING_ON] * goes_on(plan)
     columns = list(dict.fromkeys(name for one in (search, *plan.alternatives) for name in terms(one)))
     yield f"  {'an iteration':>12}" + "".join(f"{c:>13}" for c in columns) + f"{'memory':>11}  groups"
     yield _row(columns, search, sum(search.stages.values()), groups_of(plan)) + "  (this plan)"

@@ -36,6 +36,14 @@ def title_of(step: Any) -> str:
     return _TITLES.get(step.op, f"{step.op} {{}}").format(step.name)
 
 
+def told(step: Any) -> str:
+    """Its title, with what is worth saying of it."""
+    title = f"load {step.name}: {', '.join(step.columns)}" if step.op == "load" else title_of(step)
+    if getattr(step, "retained", ""):
+        return f"{title}, on from {step.retained}"
+    return f"{title}, of the next iteration" if getattr(step, "ahead", 0) else title
+
+
 def layout_of(step: Any) -> str:
     """The layout in which a step works, "" for those at home and for moves."""
     return f"{step.model}.train" if step.op == "optimizer" else getattr(step, "layout", "")

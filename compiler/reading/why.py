@@ -15,7 +15,7 @@ from compiler.plan import GroupSpec, Plan
 from compiler.proof.wellformed import shape_of
 from compiler.reading.moves import HOW, ROWS, move_lines, moving
 from compiler.reading.searched import runner_up_lines, size_lines
-from compiler.reading.tables import ITERATION, SETUP, Row, Tables, layout_of
+from compiler.reading.tables import ITERATION, SETUP, Row, Tables, layout_of, rows_of
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, scaled, seconds_text, share_text
 from compiler.resharding.transitions import ORDERS, weight_transfer
 from compiler.steps import HOME, UpdateLoop
@@ -249,8 +249,17 @@ class _Why:
         elif layout:
             model = layout.rpartition(".")[0]
             yield "because", f"{model} computes in {layout} ({degrees_text(self.plan.layouts[layout])}); --why {layout}"
+            yield from self._retained(step)
         else:
             yield "because", f"at home every rank evaluates its share of the rows, 1 of {self.plan.world}"
+
+    def _retained(self, step: Any) -> Facts:
+        """What a forward keeps for a training."""
+        if getattr(step, "retained", ""):
+            yield "goes on", f"from the activations of forward {step.retained}: its own forward need not be computed"
+        for row in rows_of(self.plan):
+            if getattr(row.step, "retained", "") == step.name:
+                yield "keeps", f"its activations, for {row.title}"
 
     def _offloaded(self, step: Any) -> str:
         where = f"{step.model} lies in the host's memory while others work; {', '.join(step.parts)}"

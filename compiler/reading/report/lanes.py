@@ -11,7 +11,7 @@ from compiler.cost.timeline import Span
 from compiler.drawing.model import short
 from compiler.groups import groups_of
 from compiler.plan import Plan
-from compiler.reading.tables import title_of
+from compiler.reading.tables import title_of, told
 from compiler.reading.units import plural, seconds_text
 from compiler.steps import HOME, UpdateLoop
 
@@ -103,7 +103,7 @@ class _Lanes:
 
 
 def _block(step, start: float, end: float, times: str) -> Block:
-    tip = f"{title_of(step)}: {seconds_text(end - start)}{times}"
+    tip = f"{told(step)}: {seconds_text(end - start)}{times}"
     return Block(title_of(step), short(step.name), _model_of(step), start, end, tip)
 
 

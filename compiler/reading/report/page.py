@@ -16,7 +16,7 @@ from compiler.reading.report import lanes
 from compiler.reading.report.dataflow import dataflow_of
 from compiler.reading.report.devices import cells_of, cut_of, where
 from compiler.reading.moves import moving
-from compiler.reading.searched import groups_text, runners_up, search_counts, size_lines, terms
+from compiler.reading.searched import GOING_ON, goes_on, groups_text, runners_up, search_counts, size_lines, terms
 from compiler.reading.tables import ITERATION, Row, Tables, layout_of, microbatches
 from compiler.reading.units import bytes_text, degrees_text, plural, ranks_text, seconds_text, share_text
 from compiler.steps import HOME, UpdateLoop
@@ -185,7 +185,8 @@ class _Page:
         if self.plan.search is None:
             return {}
         groups = ((", ".join(b.models), list(size_lines(self.plan, b.models[0]))) for b in self.plan.search.bounds)
-        return {"counts": search_counts(self.plan.search), "sizes": [{"models": m, "lines": lines} for m, lines in groups]}
+        return {"counts": search_counts(self.plan.search), "going_on": goes_on(self.plan) and GOING_ON.capitalize(),
+                "sizes": [{"models": m, "lines": lines} for m, lines in groups]}
 
     def steps(self) -> Iterator[dict[str, Any]]:
         for row in self.tables.rows:
