@@ -19,6 +19,7 @@ from megatron_models import LEARNING_RATE, OPTIMIZER, SCENARIOS, STEPS, TEMPERAT
 from torch import Tensor
 
 from compiler.layout import generation_layout
+from compiler.offloading import GRADIENTS
 from compiler.resharding.redistribute import redistribute
 from compiler.weights import WeightLayout
 from runtime import meshes
@@ -117,6 +118,25 @@ def _two_batches_difference(outputs: list[dict[str, Tensor]], expected: Expected
     assert first["none"].numel() == second["none"].numel() == 0 and torch.equal(first["warm"], first["plain"])
     assert not torch.allclose(first["warm"], first["b"])
     return max(float((first[name] - values).abs().max()) for name, values in want.items())
+
+
+def run_readings(mesh: meshes.Mesh, expected: Expected, batch: Sequences) -> None:
+    """Calls at several temperatures in one micro-batch, of a tied head, have the gradients of each by itself."""
+    begin, found = time.perf_counter(), None
+    if comm.rank in TP2:
+        engine = MegatronEngine(SCENARIOS[1].shape, "policy", TP2, mesh, OPTIMIZER)
+        engine.load(HFFolder(expected.folder))
+        calls = {f"{name} {at}": Call(name, batch, at) for name in ("logprobs", "entropy") for at in (TEMPERATURE, 1.0, 2.0)}
+        whole, sums = (_gradients(engine, parts) for parts in ([calls], [{name: call} for name, call in calls.items()]))
+        found = {"gradients": max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(whole, sums, strict=True))}
+    report("readings", found, time.perf_counter() - begin)
+
+
+def _gradients(engine: MegatronEngine, parts: list[dict[str, Call]]) -> list[Tensor]:
+    engine.zero_grad()
+    for part in parts:
+        engine.train([part], lambda i, outputs: sum(values.square().sum() for values in outputs.values()))
+    return [tensor.clone() for tensor in engine.tensors_of(GRADIENTS)]
 
 
 def run_rounded(mesh: meshes.Mesh, scenario: Scenario, expected: Expected, batch: Sequences) -> None:
@@ -226,6 +246,7 @@ def main() -> None:
         run_empty_shard(mesh, references[0], batch)
         run_alternating(mesh, [references[0], references[2]], batch)
         run_two_batches(mesh, references[0], batch)
+        run_readings(mesh, references[1], batch)
         run_checkpoint(mesh, references[0], batch)
 
 

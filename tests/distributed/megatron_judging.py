@@ -108,7 +108,7 @@ def _training(
 def retained_difference(
     engine: MegatronEngine, scenario: Scenario, mine: Sequences, first: int, rows_each: int
 ) -> float:
-    """Of outputs and gradients of a training from those of one that goes on from a forward, with one more in between."""
+    """Of outputs and gradients of a training, from those of one that goes on from a forward with one more in between."""
     def trained(retained: bool) -> list[Tensor]:
         engine.zero_grad()
         if retained:
@@ -127,7 +127,7 @@ def compare(
     engine: MegatronEngine, scenario: Scenario, expected: Expected, batch: Sequences, sizes: tuple[int, ...],
     rows_each: int, recompute: bool = False,
 ) -> dict[str, float]:
-    """Largest differences on this rank of results, of what retained activations give, of norms (relative) and of weights
+    """Largest differences on this rank of results, of what goes on from a forward, of norms (relative) and of weights
     after training."""
     mine, first = shard_rows(batch, sizes, engine.layout.coordinates(comm.rank).dp)
     found = {"results": results_difference(engine, scenario, expected, mine, first, rows_each)}
