@@ -4,9 +4,10 @@ For each NAME.plan.json rank 0 prints a line of JSON:
     name, failed    the plan, and the code of the diagnostic that ended it, "" for none
     metrics         by iteration
     files           of the last checkpoint, by name, their digests
-    peaks           by rank, bytes that were allocated at most between two steps of an iteration, beside those before the
-                    models were made. What is resident would say more than the plan: heaps that are free but kept, and
-                    pages that ranks share for their messages
+    begun           by rank, by step, bytes that were allocated at most when it began, beside those before the models
+                    were made. What is resident would say more than the plan: heaps that are free but kept, and pages
+                    that ranks share for their messages
+    peaks           by rank, the most of them
     resumed         the same metrics and files of a run that goes on from the first checkpoint
 """
 
@@ -24,6 +25,7 @@ from mpi4py import MPI
 
 from compiler.plan import Plan
 from compiler.proof.verify import load_plan
+from compiler.reading.tables import title_of
 from rlhf_dsl.diagnostics import DiagnosticError
 from runtime import checkpoint, meshes
 from runtime.executor.executor import Executor
@@ -57,34 +59,38 @@ def ran(plan: Plan, job: meshes.Job, folder: RunFolder, start: Optional[Path] = 
     MPI.COMM_WORLD.Barrier()
     ops = start_ops(plan)
     try:
-        events, most = _followed(plan, job, folder, ops, start)
+        events, begun = _followed(plan, job, folder, ops, start)
     finally:
         for runner in ops.values():
             runner.close()
     MPI.COMM_WORLD.Barrier()
     saved = json.loads((checkpoint.latest(folder.checkpoints) / checkpoint.FILE).read_text())
     metrics = {event["iteration"]: event["metrics"] for event in events}
-    return {"metrics": metrics, "files": saved["files"], "peaks": MPI.COMM_WORLD.allgather(most)}
+    return {"metrics": metrics, "files": saved["files"], "begun": MPI.COMM_WORLD.allgather(begun),
+            "peaks": MPI.COMM_WORLD.allgather(max(begun.values()))}
 
 
 def _followed(plan: Plan, job: meshes.Job, folder: RunFolder, ops: dict[str, Any],
-              start: Optional[Path]) -> tuple[list[dict[str, Any]], int]:
-    """(what was told of each iteration, the most that was allocated between their steps)"""
+              start: Optional[Path]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """(what was told of each iteration, the most that was allocated when each of their steps began)"""
+    def begin(title: str) -> None:
+        begun[title] = max(begun.get(title, 0), allocated() - before)
+
     gc.collect()
-    before, events, between = allocated(), [], []
+    before, events, begun = allocated(), [], {}
     models = Models(plan, job, folder.path / "state")
     executor = Executor(plan, DistWorld(None, job.rank, job.size), models, open_sources(plan), ops,
-                        lambda iteration, step: between.append(allocated() - before))
+                        lambda iteration, step: begin(title_of(step)))
     models.prepare()
     resumed = checkpoint.restore(start, models, executor) if start else 0
-    between.clear()  # what is loaded is offloaded where it is first used
+    begun.clear()  # what is loaded is offloaded where it is first used
 
     def follow(event: dict[str, Any]) -> None:
         if event["event"] == "iteration":
             events.append(event)
 
     run(plan, folder, executor.world, models, executor, follow, resumed)
-    return events, max(between)
+    return events, begun
 
 
 def told(path: Path, job: meshes.Job) -> dict[str, Any]:
