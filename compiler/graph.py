@@ -5,8 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Callable
 
-from compiler.commands import STAGES, Observer, check_stage, load_program, placed, write
+from compiler.commands import STAGES, Observer, check_stage, compile_checked, load_program, placed, write
 from compiler.compile import lower_and_place, lower_equations
+from compiler.drawing.host_moves import with_host_moves
 from compiler.drawing.model import Drawing, drawing_of
 from compiler.drawing.text_formats import dot, mermaid
 from compiler.drawing.tree import tree
@@ -27,7 +28,7 @@ def graph_command(args: Namespace) -> int:
     """
     check_stage("--stage", args.stage, (*STAGES, *AFTER, PLAN))
     checked = load_program(args)
-    write(renderer(args.format)(drawing_of(_graph(checked, args), checked)), args.output)
+    write(renderer(args.format)(_drawing(checked, args)), args.output)
     return 0
 
 
@@ -40,11 +41,20 @@ def renderer(format: str) -> Callable[[Drawing], str]:
     return {"tree": tree, "dot": dot, "mermaid": mermaid}[format]
 
 
+def _drawing(checked: Checked, args: Namespace) -> Drawing:
+    if args.stage != PLAN:
+        return drawing_of(_graph(checked, args), checked)
+    observer = Observer()
+    plan = compile_checked(checked, args, args.ranks, observer)
+    graph = observer.graphs[NAMES[-1]]
+    return with_host_moves(drawing_of(graph, checked), graph, plan, checked)
+
+
 def _graph(checked: Checked, args: Namespace) -> FlowGraph:
     """Until models are placed, neither their folders nor a cluster are needed."""
     observer, stage = Observer(), AFTER.get(args.stage, args.stage)
     if stage in _BEFORE_PLACEMENT:
         lower_equations(checked, observer)
         return observer.graphs[stage]
-    last = lower_and_place(checked, placed(checked, args), observer)
-    return last if stage == PLAN else observer.graphs[stage]
+    lower_and_place(checked, placed(checked, args), observer)
+    return observer.graphs[stage]

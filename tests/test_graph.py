@@ -18,15 +18,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.compile import lower_and_place, program_folder, read_shapes
+from compiler.compile import compile_program, lower_and_place, program_folder, read_shapes
+from compiler.drawing.host_moves import with_host_moves
 from compiler.drawing.layout import GAP, Box, layered
 from compiler.drawing.model import Drawing, drawing_of
 from compiler.graph import renderer
 from compiler.lower import lower
 from compiler.placement import place
+from compiler.proof.wellformed import all_steps
 from rlhf_dsl.cli import main
 from rlhf_dsl.frontend import load, loads
-from tests.compiling import CLUSTER, PROGRAMS
+from tests.compiling import CLUSTER, PROGRAMS, checked_text, offloaded, shipped
+from tests.test_offloading import LAGGING
 
 GOLDEN = Path(__file__).parent / "golden"
 FORMATS = ("tree", "dot", "mermaid", "svg", "html")
@@ -128,6 +131,32 @@ def test_a_program_cannot_break_out_of_its_page():
     checked = loads('"""</script><script>alert(1)</script>"""\nrollout:\n    metric m = 1\n')
     text = renderer("html")(drawing_of(lower(checked), checked))
     assert text.count("<script") == 1 and text.count("</script") == 1
+
+
+@pytest.mark.parametrize("program", ["ppo", "lagging"])
+def test_what_leaves_for_the_host_is_drawn_where_the_plan_has_it(tmp_path, program):
+    checked = shipped(tmp_path, "ppo") if program == "ppo" else checked_text(tmp_path, LAGGING)
+    graphs = {}
+    plan = offloaded(compile_program(checked, CLUSTER, 2, lambda name, graph, _: graphs.update(last=graph)))
+    moves = [f"{s.op} {s.layout}" for _, s in all_steps(plan) if s.op in ("reload", "offload")]
+    plain = drawing_of(graphs["last"], checked)
+    drawing = with_host_moves(plain, graphs["last"], plan, checked)
+    drawn = [node for node in drawing.nodes if node.kind in ("reload", "offload")]
+    assert sorted(node.title for node in drawn) == sorted(moves) and moves
+    assert [node.id for node in drawing.nodes] == list(range(len(plain.nodes) + len(moves)))
+    assert {e.source for e in drawing.edges} | {e.target for e in drawing.edges} >= {node.id for node in drawn}
+    assert all(edge.source < edge.target for edge in drawing.edges)
+    shown = renderer("tree")(drawing)
+    assert all(shown.count(f"{title}: ") == moves.count(title) for title in moves)
+    ElementTree.fromstring(renderer("svg")(drawing))
+
+
+def test_the_plan_that_offloads_nothing_is_the_graph(tmp_path):
+    drawing = drawn("grpo", "plan")
+    checked = load(GOLDEN / "grpo.rlflow")
+    graphs = {}
+    plan = compile_program(checked, CLUSTER, 4, lambda name, graph, _: graphs.update(last=graph))
+    assert with_host_moves(drawing, graphs["last"], plan, checked) == drawing
 
 
 # ---- where it stands

@@ -24,7 +24,8 @@ from rlhf_dsl.typed import Checked, Expr
 GROUPS = {
     "data": "data", "generate": "sample", "reply": "sample", "forward": "model", "equation": "equation",
     "statistics": "equation", "pyop": "python", "keep": "keep", "metric": "metric", "state": "state", "train": "train",
-    "optimizer": "train", "reshard": "move", "transfer": "move", "action": "action",
+    "optimizer": "train", "reshard": "move", "transfer": "move", "reload": "move", "offload": "move",
+    "action": "action",
 }
 _SECTION = re.compile(r"^(update|eval)\d*/")
 

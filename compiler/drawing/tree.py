@@ -20,9 +20,10 @@ class _Tree:
         self.nodes = {node.id: node for node in drawing.nodes}
         self.phase_of = {node.id: phase for phase in drawing.phases for node in phase.nodes}
         self.read: dict[int, list[Edge]] = {}
-        for edge in drawing.edges:
+        edges = [edge for edge in drawing.edges if self.nodes[edge.target].kind != "offload"]  # made of nothing
+        for edge in edges:
             self.read.setdefault(edge.target, []).append(edge)
-        self.inner = {e.source for e in drawing.edges if self.phase_of[e.source] is self.phase_of[e.target]}
+        self.inner = {e.source for e in edges if self.phase_of[e.source] is self.phase_of[e.target]}
 
     def lines(self) -> Iterator[str]:
         yield self.drawing.name
