@@ -113,7 +113,8 @@ PRIMITIVES: dict[str, Primitive] = _table([
     ]),
     Primitive("next", "x[.., t] -> f32[.., t]", "the value at the following own token, 0 after the last", "ragged"),
     Primitive("togo", "x[.., t], d -> f32[.., t]", "A_t = x_t + d_t A_{t+1}", "ragged"),
-    Primitive("at_end", "s[..] -> f32[.., t]", "s at the last own token, 0 elsewhere", "ragged"),
+    Primitive("at_end", "s[..], length? -> f32[.., t]",
+              "s at the last own token, 0 elsewhere; the length of a response that s does not read", "ragged"),
     Primitive("length", "response -> f32[..]", "the number of own tokens", "ragged", False),
 ])
 
@@ -150,7 +151,7 @@ _RAGGED = [
     Builtin("next", "next[t](x) or next(state)", PRIMITIVES["next"].meaning + "; of a state, its new value", "ragged",
             (1, 1)),
     Builtin("togo", "togo[t](x, d)", PRIMITIVES["togo"].meaning, "ragged", (2, 2)),
-    Builtin("at_end", "at_end[t](s)", PRIMITIVES["at_end"].meaning, "ragged", (1, 1)),
+    Builtin("at_end", "at_end[t](s)", "s at the last own token, 0 elsewhere", "ragged", (1, 1)),
     Builtin("length", "length[t](y)", PRIMITIVES["length"].meaning, "ragged", (1, 1)),
 ]
 

@@ -7,7 +7,7 @@ An `Expr` is interned: equal expressions are one object, so "evaluated once" is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional, Union
+from typing import Any, Iterator, Optional, Union
 
 from rlhf_dsl.ast import Span
 
@@ -48,6 +48,18 @@ class Expr:
 
     def attr(self, key: str, default: Any = None) -> Any:
         return dict(self.attrs).get(key, default)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """An expression and all it is made from, each once."""
+    seen, stack = set(), [expr]
+    while stack:
+        found = stack.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        stack.extend(reversed(found.args))
 
 
 class Interner:

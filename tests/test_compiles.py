@@ -149,3 +149,20 @@ update:
     metric other = mean(actor.logprobs(z))
 '''
     assert [step.unit for step in steps_of(compiled(tmp_path, text)) if step.op == "train"] == [unit]
+
+
+def test_what_stands_at_the_end_of_a_response_needs_the_response(tmp_path):
+    plan = compiled(tmp_path, SAMPLED + '''
+    metric m = mean(at_end[t](0.5)) + mean(at_end[v](1))
+''')
+    made = [step.op for step in steps_of(plan)]
+    assert "generate" in made and {c for s in steps_of(plan) if s.op == "load" for c in s.columns} == {"prompts", "second"}
+
+
+def test_an_update_runs_over_the_rows_that_something_reads(tmp_path):
+    plan = compiled(tmp_path, SAMPLED + '''
+update:
+    unused = length[u](first)
+    train actor to maximize mean(actor.logprobs(y))
+''')
+    assert [step.roots for step in plan.steps if step.op == "update"] == [("b",)]

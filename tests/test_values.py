@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from runtime.executor.scope import Dims, Rows
 from runtime.sequences import Sequences
 from runtime.values import Frame, Value, concat, from_lists, to_lists
 from tests.equations import frame
@@ -49,3 +50,19 @@ def test_concat_restores_the_whole_whatever_the_order_of_dims():
 def test_lists_that_do_not_fit_are_placed(lists, place):
     with pytest.raises(ValueError, match=place):
         from_lists(lists, ("b", "t"), frame(b=2, t=[3, 1]))
+
+
+def test_rows_by_units_of_which_a_group_is_cut():
+    """Keeps over one group and units of another; tokens of responses with other groups are not in a frame of units."""
+    dims = Dims(("b",), {"g": 2, "h": 3}, {"t": ("b", "h"), "u": ("b", "g", "h"), "v": ("b",)}, {})
+    lengths = {"t": torch.arange(6), "u": torch.arange(12), "v": torch.tensor([7, 8])}
+    kept = {1: torch.tensor([False, False, True, False])}
+    rows = Rows(dims, {"b": 2}, lengths=lengths, kept=kept, keep_dims={1: ("b", "g")})
+    assert rows.kept_units(("b",), 1).tolist() == [False, True]
+    assert rows.kept_units(("b", "h"), 1).tolist() == [False] * 3 + [True] * 3
+    assert rows.kept_units(("b", "g", "h"), 1).tolist() == [False] * 6 + [True] * 3 + [False] * 3
+    assert rows.kept_units(("b", "g"), 1).tolist() == kept[1].tolist()
+    cut = rows.frame(("b", "h"), torch.tensor([5, 0]))
+    assert {t: found.tolist() for t, found in cut.lengths.items()} == {"t": [5, 0], "v": [8, 7]}
+    whole = rows.frame(("b",), torch.tensor([1]))
+    assert {t: found.tolist() for t, found in whole.lengths.items()} == {"t": [3, 4, 5], "u": [*range(6, 12)], "v": [8]}

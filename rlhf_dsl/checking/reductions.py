@@ -8,7 +8,7 @@ from rlhf_dsl import ast
 from rlhf_dsl.checking.broadcast import NUMBERS, Operand, expect
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.diagnostics import Label, did_you_mean, listing
-from rlhf_dsl.typed import Expr, Type
+from rlhf_dsl.typed import Expr, Type, walk
 
 ANSWERS = {"any": "bool", "all": "bool"}
 
@@ -123,7 +123,8 @@ def _at_end(cx: Context, operand: Operand, dim: str, node: ast.Call) -> Optional
         labels = [Label(argument.span, str(s.type)), Label(response.span, f"`{dim}` varies over {', '.join(lead)}")]
         cx.error("E0220", argument.span, labels, dim=dim, extra=extra[0])
         return None
-    return cx.expr("at_end", [s], Type("f32", (*lead, dim)), node, over=(dim,))
+    args = [s] if response.expr in walk(s) else [s, _lengths(cx, response.expr, dim, node)]
+    return cx.expr("at_end", args, Type("f32", (*lead, dim)), node, over=(dim,))
 
 
 def _length(cx: Context, operand: Operand, dim: str, node: ast.Call) -> Optional[Expr]:
@@ -131,5 +132,8 @@ def _length(cx: Context, operand: Operand, dim: str, node: ast.Call) -> Optional
     if dim not in x.type.dims:
         cx.error("E0203", node.subscript.span, [Label(argument.span, str(x.type))], dim=dim, type=x.type)
         return None
-    response = cx.tables.responses[dim].expr
+    return _lengths(cx, cx.tables.responses[dim].expr, dim, node)
+
+
+def _lengths(cx: Context, response: Expr, dim: str, node: ast.Call) -> Expr:
     return cx.expr("length", [response], Type("f32", cx.tables.dims[dim].lead), node, over=(dim,))

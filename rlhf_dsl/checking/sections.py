@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Optional
+from typing import Iterable, Iterator, Optional
 
 from rlhf_dsl import ast
 from rlhf_dsl.checking.broadcast import NUMBERS, expect
@@ -14,7 +14,7 @@ from rlhf_dsl.checking.scopes import Binding, Scope
 from rlhf_dsl.checking.settings import AT_LEAST_0, AT_LEAST_1, keyword_settings
 from rlhf_dsl.checking.training import train, trained_models
 from rlhf_dsl.diagnostics import Label
-from rlhf_dsl.typed import Bind, Eval, Expr, Keep, Metric, Update
+from rlhf_dsl.typed import Bind, Eval, Expr, Keep, Metric, Update, walk
 
 
 def bound_names(section: ast.Section) -> dict[str, ast.Span]:
@@ -114,7 +114,7 @@ def update(cx: Context, section: ast.Section, index: int) -> Update:
     if not any(isinstance(line, ast.Train) for line in section.body):
         cx.error("W0104", section.head_span)
     lines = tuple(line for line in body if line is not None)
-    roots = roots_read(cx, (expr_of(line) for line in lines))
+    roots = roots_read(cx, needed(lines))
     minibatches = settings.get("minibatches", 1)
     _check_division(cx, section, minibatches, roots)
     return Update(index, settings.get("epochs", 1), minibatches, roots, lines, section.span)
@@ -147,6 +147,15 @@ def evaluation(cx: Context, section: ast.Section, index: int) -> Eval:
 
 def expr_of(line) -> Expr:
     return line.condition if isinstance(line, Keep) else line.objective if hasattr(line, "objective") else line.expr
+
+
+def needed(lines: Iterable) -> Iterator[Expr]:
+    """What an update computes whoever reads it: its lines but those that bind, and Python ops."""
+    for line in lines:
+        if isinstance(line, Bind):
+            yield from (expr for expr in walk(line.expr) if expr.op == "pyop")
+        else:
+            yield expr_of(line)
 
 
 def roots_read(cx: Context, exprs: Iterable[Expr]) -> tuple[str, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Optional
+from typing import Optional
 
 from rlhf_dsl import ast
 from rlhf_dsl.checking.broadcast import NUMBERS, expect
 from rlhf_dsl.checking.context import Context
 from rlhf_dsl.checking.infer import infer
 from rlhf_dsl.diagnostics import Label
-from rlhf_dsl.typed import Expr, State
+from rlhf_dsl.typed import Expr, State, walk
 
 
 def initial(cx: Context, node: ast.State) -> Optional[Expr]:
@@ -64,15 +64,3 @@ def _cycle(start: str, needs: dict[str, frozenset]) -> Optional[list[str]]:
                 seen.add(other)
                 paths.append([*path, other])
     return None
-
-
-def walk(expr: Expr) -> Iterator[Expr]:
-    """An expression and all it is made from, each once."""
-    seen, stack = set(), [expr]
-    while stack:
-        found = stack.pop()
-        if id(found) in seen:
-            continue
-        seen.add(id(found))
-        yield found
-        stack.extend(reversed(found.args))

@@ -37,6 +37,7 @@ class Iteration:
     metrics: null where no row took part; save: a checkpoint is due; series: the metrics of updates, before they are averaged over mini-batches
     seconds: of each step by its title; evals: likewise, of each evaluation after it
     lengths: tokens of its samples, as `Rows.mean_lengths`
+    emptied: the first keep that left no row, 0 for none
     """
 
     number: int
@@ -44,9 +45,14 @@ class Iteration:
     seconds: dict[str, float] = field(default_factory=dict)
     evals: dict[str, dict[str, float]] = field(default_factory=dict)
     lengths: dict[str, float] = field(default_factory=dict)
-    skipped: bool = False
+    emptied: int = 0
     save: bool = False
     series: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the iteration changes nothing, as no row is left."""
+        return self.emptied > 0
 
 
 class Executor:
@@ -285,14 +291,14 @@ class Executor:
         if step.refill and not scope.rows.drawn:
             self._refill(step, scope)
         if not scope.rows.drawn:
-            self.iteration.skipped |= not refill.kept_rows(scope, step.index)
+            self.iteration.emptied = self.iteration.emptied or step.index * (not refill.kept_rows(scope, step.index))
 
     def _refill(self, step: steps_of.KeepRows, scope: Scope) -> None:
         refill.refill(self, step, scope)
 
     def _record(self, step: steps_of.Record, scope: Scope) -> None:
         expr = self.exprs[step.expr]
-        nothing = self.iteration.skipped and update.reads_keep(expr)
+        nothing = self.iteration.emptied and update.keeps_read(expr) >= self.iteration.emptied
         self.iteration.metrics[step.name] = None if nothing else self.scalar(scope, expr, step)
 
     def _next_state(self, step: steps_of.NextState, scope: Scope) -> None:

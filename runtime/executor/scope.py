@@ -97,13 +97,15 @@ class Rows:
         return torch.stack(masks).all(0)
 
     def _spread(self, index: int, unit: tuple[str, ...]) -> Tensor:
-        mask, have = self.kept[index], self.keep_dims[index]
-        rows = mask.view(self.size[unit[0]], -1)
-        if len(have) > len(unit):
-            return rows.any(1)
-        if len(have) < len(unit):
-            return rows.expand(-1, self.dims.group(unit)).reshape(-1)
-        return mask
+        """A mask over `unit`: any of the groups that a unit has not, and the same for all of those that it has more."""
+        have, sizes = self.keep_dims[index], {unit[0]: self.size[unit[0]], **self.dims.sizes}
+        mask = self.kept[index].view([sizes[d] for d in have])
+        for axis in reversed([i for i, d in enumerate(have) if d not in unit]):
+            mask = mask.any(axis)
+        shared = [d for d in have if d in unit]
+        mask = mask.permute([shared.index(d) for d in unit if d in shared])
+        mask = mask.reshape([sizes[d] if d in shared else 1 for d in unit])
+        return mask.expand([sizes[d] for d in unit]).reshape(-1)
 
     def element_counts(self, dims: tuple[str, ...], unit: tuple[str, ...]) -> Tensor:
         """int64 over all units: elements that a value with `dims` has in each."""
@@ -123,12 +125,15 @@ class Rows:
         return counts
 
     def frame(self, unit: tuple[str, ...], units: Tensor) -> Frame:
-        """The frame of any units, in any order: each unit is a row of it, whose group has size 1 if a unit is a sample."""
+        """The frame of any units, in any order: each unit is a row of it, whose group has size 1 if a unit is a sample.
+
+        Tokens of responses whose group a unit cuts are not in it.
+        """
         root, group = unit[0], self.dims.group(unit)
         split = set(unit[1:])
         sizes = {d: 1 if d in split else n for d, n in self.dims.sizes.items()}
         lengths = {t: self._at(counts, self.dims.lead[t], unit, units) for t, counts in self.lengths.items()
-                   if self.dims.lead[t][0] == root}
+                   if self.dims.lead[t][0] == root and (not split or set(self.dims.lead[t]) <= set(unit))}
         lead = {t: self.dims.lead[t] for t in lengths}
         return Frame({root: units // group}, sizes, lengths, lead, {root: self.size[root]}, folded=unit[1:])
 

@@ -9,7 +9,7 @@ import torch
 
 from compiler.plan import OptimizerStep, Record, UpdateLoop
 from compiler.rows import minibatch_rows, permutation
-from rlhf_dsl.typed import Expr
+from rlhf_dsl.typed import Expr, walk
 from runtime.executor.scope import Scope
 
 if TYPE_CHECKING:
@@ -80,15 +80,6 @@ def _agree(
         sums.setdefault(f"{step.model}/lr", []).append(rate)
 
 
-def reads_keep(expr: Expr) -> bool:
-    """True if the value counts only what a keep left."""
-    seen, stack = set(), [expr]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.attr("keep", 0):
-            return True
-        stack.extend(node.args)
-    return False
+def keeps_read(expr: Expr) -> int:
+    """How many keeps have a say in what a value counts."""
+    return max(node.attr("keep", 0) for node in walk(expr))

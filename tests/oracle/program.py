@@ -125,13 +125,15 @@ class Oracle:
                 scope.evaluate(statement.expr)
         for statement in self.program.rollout:
             if isinstance(statement, Metric):
-                nothing = self._is_empty(scope) and _reads_keep(statement.expr)
+                keeps = _keeps_read(statement.expr)
+                nothing = keeps > 0 and self._is_empty(scope, keeps)
                 self.current.metrics[statement.name] = None if nothing else float(scope.scalar(statement.expr))
 
-    def _is_empty(self, scope: Scope) -> bool:
-        """Whether the keeps leave some root dim without a row."""
-        roots = {dims[0] for dims, _ in scope.keeps.values()}
-        return any(not any(scope.kept({root: row}, len(scope.keeps)) for row in scope.rows[root]) for root in roots)
+    def _is_empty(self, scope: Scope, keeps: Optional[int] = None) -> bool:
+        """Whether the keeps, or the first few of them, leave some root dim without a row."""
+        keeps = len(scope.keeps) if keeps is None else keeps
+        roots = {dims[0] for i, (dims, _) in scope.keeps.items() if i <= keeps}
+        return any(not any(scope.kept({root: row}, keeps) for row in scope.rows[root]) for root in roots)
 
     # ---- updates
 
@@ -316,8 +318,8 @@ def _imported(op: PyOp) -> Callable:
     return getattr(module, op.name)
 
 
-def _reads_keep(expr: Expr) -> bool:
-    return bool(expr.attr("keep", 0)) or any(map(_reads_keep, expr.args))
+def _keeps_read(expr: Expr) -> int:
+    return max(expr.attr("keep", 0), *map(_keeps_read, expr.args), 0)
 
 
 def _refuse(program: Checked) -> None:
