@@ -27,6 +27,7 @@ from runtime.world import SoloWorld
 from tests.compiling import CLUSTER, compiled, shipped
 from tests.damage import double_step, drop_step, damaged, damaged_text, step_lists, swap_steps
 from tests.test_explain import PPO
+from tests.test_retained import WHOLE
 
 SHIPPED = ("grpo", "vapo", "safe_rlhf", "online_dpo", "dapo", "ppo_ptx", "kto")
 NEVER = {"double_step", "move_group", "drop_row"}  # damages after which no plan holds together
@@ -37,11 +38,11 @@ CASES = ("ppo_clip_token_mean", "dapo_keep", "minibatches", "keep_twice", "adapt
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> list[str]:
-    """Plans with states, keeps, several models and evaluations, on shared ranks and on ranks of their own."""
+    """Plans with states, keeps, several models, evaluations and retained activations, on shared ranks and apart."""
     folder = tmp_path_factory.mktemp("damage")
     apart = PPO.replace("actor.train: parallel(tp=2, pp=2)\n", "ref: devices(1)\n").replace(
         "critic: parallel(pp=2)", "critic: devices(2)")
-    plans = [compiled(folder, PPO, 4), compiled(folder, apart, 4)]
+    plans = [compiled(folder, PPO, 4), compiled(folder, apart, 4), compiled(folder, WHOLE, 2)]
     plans += [compile_program(shipped(folder, name), CLUSTER, 2) for name in SHIPPED]
     return [plan.to_json() for plan in plans]
 
