@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from planted import planted
@@ -66,7 +67,7 @@ class Result:
 
 
 class Recorder(Executor):
-    """Keeps the tokens of every response that is sampled."""
+    """Keeps the tokens of every response that is sampled; rows that were dropped above it have none."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -80,11 +81,13 @@ class Recorder(Executor):
 
     def _record_response(self, expr, scope) -> None:
         dims, batch, at, rows = expr.type.dims, scope.env[expr].data, 0, []
-        group = scope.rows.dims.group(dims[:-1])
+        group, sizes = scope.rows.dims.group(dims[:-1]), [scope.rows.dims.sizes[d] for d in dims[1:-1]]
+        kept = scope.rows.kept_units(dims[:-1], expr.attr("keep", 0))
         for i, (prompt, own) in enumerate(zip(batch.prompt_lengths.tolist(), batch.response_lengths.tolist())):
             row = int(scope.rows_of(dims[0], scope.rank)[i // group])
-            place = [row, i % group] if len(dims) > 2 else [row]
-            rows.append([place, batch.tokens[at + prompt:at + prompt + own].tolist()])
+            place = [row, *(int(n) for n in np.unravel_index(i % group, sizes))] if sizes else [row]
+            if kept is None or kept[row * group + i % group]:
+                rows.append([place, batch.tokens[at + prompt:at + prompt + own].tolist()])
             at += prompt + own
         everyone = MPI.COMM_WORLD.allgather(rows)
         self.responses.setdefault(expr.attr("name"), []).append([r for part in everyone for r in part])
