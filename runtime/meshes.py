@@ -14,6 +14,7 @@ from compiler.layout import Coordinates, ModelLayout
 
 LOOPBACK = "127.0.0.1"
 JOB_NAME = "RLFLOW_JOB"  # shared memory is named by it, for the launcher to find what is left
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what carries tensors, by the device that they lie on
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class Job:
 
 
 def start(comm) -> Job:
-    """Makes the default process group of the ranks of `comm` (an MPI communicator): nccl with GPUs, else gloo.
+    """Makes the default process group of the ranks of `comm` (an MPI communicator).
 
+    It carries what lies in the host's memory, rows and files, and what lies on devices, each by a backend of its own.
     The store listens on a port that the system gives, so jobs on one machine cannot race for it. Called once a process.
     """
     node = comm.Split_type(_shared_memory())
@@ -37,12 +39,18 @@ def start(comm) -> Job:
     if use_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl" if use_gpu else "gloo",
+        backend_of("cpu", device.type),
         store=_store(comm, one_node=node.size == comm.size), rank=comm.rank, world_size=comm.size,
+        device_id=device if use_gpu else None,  # NCCL connects all ranks now, not at a first message among some of them
     )
     node.Free()
     name = comm.bcast(os.environ.get(JOB_NAME) or f"rlflow-{os.getpid()}", root=0)
     return Job(comm.rank, comm.size, device, name)
+
+
+def backend_of(*devices: str) -> str:
+    """For a group that carries tensors of these types of devices, and refuses others: `cpu:gloo,cuda:nccl`."""
+    return ",".join(f"{device}:{BACKENDS[device]}" for device in dict.fromkeys(devices))
 
 
 def _shared_memory() -> int:
@@ -88,7 +96,8 @@ class LayoutGroups:
 
 
 class Mesh:
-    """Process groups of all layouts of a job, one for each set of ranks, however many layouts use it.
+    """Process groups of all layouts of a job, one for each set of ranks, however many layouts use it. They carry what is
+    on the job's device and in the host's memory, each by its backend: vLLM wants both.
 
     Construction is collective: every rank passes the same layouts in the same order, also those without it, as all
     ranks take part in making every group.
@@ -107,7 +116,7 @@ class Mesh:
             if ranks in self._made:
                 continue
             self._made.add(ranks)
-            group = dist.new_group(list(ranks))
+            group = dist.new_group(list(ranks), backend=backend_of("cpu", self.job.device.type))
             if self.job.rank in ranks:
                 self._groups[ranks] = group
 

@@ -6,7 +6,7 @@ Every rank knows the whole plan, so sizes are never sent.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Callable, Iterable, Optional
+from typing import Callable, Iterable, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ class WeightMover:
     dtype: what travels; source values are rounded to it, destinations convert it to theirs.
     bucket_bytes: bound on what a rank sends, and on what it receives, in one round. Buffers serve one round after the
     other; between moves there are none.
+    device: where the buffers are that travel; ends may lie elsewhere
     bytes_sent, bytes_received: by this rank to and from others, since it was made; what it gathers or broadcasts counts
     once for each other rank of its group.
     Raises ValueError if the group lacks ranks of the plan, or `dtype` is not as wide as the plan says.
@@ -34,7 +35,7 @@ class WeightMover:
     def __init__(
         self, transfer: WeightTransfer, rank: int, group: Optional[dist.ProcessGroup] = None,
         groups: Optional[Callable[[tuple[int, ...]], dist.ProcessGroup]] = None, dtype: torch.dtype = torch.float32,
-        bucket_bytes: int = BUCKET_BYTES, device: str = "cpu",
+        bucket_bytes: int = BUCKET_BYTES, device: Union[str, torch.device] = "cpu",
     ) -> None:
         peers = tuple(dist.get_process_group_ranks(group))
         if not set(transfer.ranks) <= set(peers):

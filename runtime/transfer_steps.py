@@ -37,10 +37,11 @@ class Wire:
     def all_gather(self, slots: Tensor, ranks: tuple[int, ...]) -> None:
         """Fills slots[i] from ranks[i], whose own slot is full. slots: contiguous, a row for each rank.
 
-        gloo's own all-gather fills memory of its own and copies out of it; here each rank sends to each.
+        On GPUs NCCL carries them. gloo's own all-gather fills memory of its own and copies out of it; here each rank
+        sends to each.
         """
         group, own = self.groups(ranks), slots[ranks.index(self.rank)]
-        if dist.get_backend(group) == dist.Backend.NCCL:
+        if slots.is_cuda:
             dist.all_gather_single(slots.flatten(), own, group=group)
             return
         others = {rank: slot for rank, slot in zip(ranks, slots) if rank != self.rank}

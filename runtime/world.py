@@ -54,7 +54,7 @@ class SoloWorld:
 
 
 class DistWorld:
-    """The ranks of a torch.distributed group, all of the job's. bool travels as bytes.
+    """The ranks of a torch.distributed group, all of the job's. Rows are in the host's memory. bool travels as bytes.
 
     Parts of an exchange go from pair to pair: a rank waits for what it gets, and for nothing else. It says what it
     expects before it sends, so that ranks that send to each other do not wait for each other.
@@ -93,7 +93,10 @@ class DistWorld:
 
 
 def _wired(tensor: Tensor) -> Tensor:
-    """The same memory in a type that travels."""
+    """The same memory in a type that travels. Raises ValueError for what is not in the host's memory: whoever receives
+    it waits for it there."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"rows travel from the host's memory, not from {tensor.device}")
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 

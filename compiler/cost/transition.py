@@ -93,8 +93,8 @@ def shares(train: Degrees, generate: Degrees, way: Way, each: int) -> Shares:
 
 
 def _kept(train: Degrees, tp: int, way: Way, whole: bool) -> float:
-    """A training shard lies in its rank's generation shard as far as tp allows (`compiler.layout.generation_layout`); in
-    runs of consecutive ranks, or in the order of ranks, some ranks have none of theirs."""
+    """A training shard lies in its rank's generation shard as far as tp allows (`compiler.layout.generation_layout`);
+    in runs of consecutive ranks, or in the order of ranks, some ranks have none of theirs."""
     nested = tp in (1, train.tp) if whole else not way.in_order or train.tp % tp == 0
     return 1 / (math.lcm(train.tp, tp) * train.pp) if nested or train.tp == 1 else 0.0
 
@@ -140,7 +140,9 @@ def _beside(train: Degrees, each: int) -> Iterator[tuple[int, int]]:
     """(ranks of a node, how many stages of the same tensor and data shard, its own among them, are in the node)."""
     block = train.tp * train.dp
     full, more = divmod(each, block)
-    yield from ((count * stages, stages) for count, stages in ((more, full + 1), (block - more, full)) if count * stages)
+    for count, stages in ((more, full + 1), (block - more, full)):
+        if count * stages:
+            yield count * stages, stages
 
 
 def _alike(stages: int, turns: int) -> int:

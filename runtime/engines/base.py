@@ -88,7 +88,8 @@ class Engine(Protocol):
 
         runs: (start, stop) of the sequences that go through the model together, one after the other over the batch; () = all
         retain: activations stay, those of each run, for a `train` that goes on from them; those of an earlier forward go
-        Returns f32 by operation on the last pipeline stage (the same on each tensor-parallel rank), None elsewhere:
+        Returns f32 by operation on the last pipeline stage (the same on each tensor-parallel rank), None elsewhere, in
+        the host's memory, where rows are at home:
         [k] for an operation per token, own tokens in the order of the batch, [n] for one per response.
         """
 
@@ -104,8 +105,8 @@ class Engine(Protocol):
 
         Adds the gradient of `objective(i, outputs)`, a scalar to minimize, of every micro-batch to the accumulated
         gradients, as a plain sum; `step` sums over data-parallel ranks. `objective` is called on the last pipeline
-        stage only. The number of micro-batches may differ between data-parallel ranks, down to none; a call may have
-        no rows.
+        stage only, with outputs in the host's memory. The number of micro-batches may differ between data-parallel
+        ranks, down to none; a call may have no rows.
         Returns the outputs, detached, of each micro-batch on the last pipeline stage, None elsewhere.
         """
 

@@ -171,7 +171,7 @@ class MegatronEngine(Offloads):
     def _loss(self, objective: Objective, i: int, batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Scalar to minimize, a token count that Megatron wants and we do not use, and the detached outputs."""
         outputs = self._read(batch, hidden)
-        loss = objective(i, outputs) if batch.readings else hidden.new_zeros(())
+        loss = objective(i, outputs).to(hidden.device) if batch.readings else hidden.new_zeros(())
         if not loss.requires_grad:  # nothing to learn here, but a pipeline's other stages wait for a gradient
             loss = loss + 0.0 * hidden.sum()
         unused = torch.zeros((), dtype=torch.int32, device=hidden.device)
@@ -180,7 +180,7 @@ class MegatronEngine(Offloads):
     # ---- heads
 
     def _read(self, batch: MicroBatch, hidden: Tensor) -> dict[str, Tensor]:
-        """hidden [m, 1, hidden], of the tokens that are read → results of the calls, by name."""
+        """hidden [m, 1, hidden], of the tokens that are read → results of the calls, by name, in the host's memory."""
         alike: dict[tuple, dict[str, Reading]] = {}
         for name, reading in batch.readings.items():
             alike.setdefault((id(reading.at), reading.call.temperature), {})[name] = reading
@@ -188,7 +188,7 @@ class MegatronEngine(Offloads):
         results: dict[str, Tensor] = {}
         for readings in alike.values():
             results |= self._head(readings, hidden)
-        return results
+        return {name: values.cpu() for name, values in results.items()}
 
     def _head(self, readings: Mapping[str, Reading], hidden: Tensor) -> dict[str, Tensor]:
         """Readings of the same tokens at the same temperature."""

@@ -116,7 +116,7 @@ class Models:
         groups = self.mesh.groups(place)
         return SamplerEngine(
             self.shapes[model], place, self.job.rank, groups.tp if place.tp > 1 else None, dtype=self._dtype(layout),
-            cache_bytes=self._cache_bytes(layout),
+            device=self.job.device, cache_bytes=self._cache_bytes(layout),
         )
 
     def _execution(self, layout: str) -> Execution:
@@ -133,8 +133,8 @@ class Models:
             raise fault("R0169", layout=layout)
         place = self.layouts[layout]
         return VLLMEngine(self.shapes[model], self.folders[model], place, self.job.rank, self.mesh.groups(place).tp,
-                          f"{self.job.name}-{layout}", self._dtype(layout), cache_bytes=self._cache_bytes(layout),
-                          sleeps=layout in self._offloaded)
+                          f"{self.job.name}-{layout}", self._dtype(layout), self.job.device,
+                          self._cache_bytes(layout), sleeps=layout in self._offloaded)
 
     def _cache_bytes(self, layout: str) -> int:
         return self.plan.layouts[layout].cache_bytes or CACHE_BYTES
@@ -204,7 +204,8 @@ class Models:
             dtype = DTYPES[transitions.wire_precision(self.plan.layouts, src, dst)]
             transfer = transfer_by(strategy, self.weight_layout(src), self.weight_layout(dst), dtype.itemsize)
             self.mesh.make(transfer.groups)
-            self._movers[src, dst] = WeightMover(transfer, self.job.rank, dtype=dtype, groups=self.mesh.group)
+            self._movers[src, dst] = WeightMover(transfer, self.job.rank, dtype=dtype, groups=self.mesh.group,
+                                                 device=self.job.device)
         return self._movers[src, dst]
 
     def bytes_moved(self) -> dict[str, tuple[int, int]]:
