@@ -3,7 +3,7 @@
 With one epoch of one mini-batch a model that a rollout reads (`v_old = critic.values(y)`) computes in its update what it
 has computed before: the same outputs on the same rows with the same weights. Then the rollout's forward keeps its
 activations, for all micro-batches, and the update does the backward pass alone. That takes memory from the one to the
-other; a plan does it where there is room and the estimate of an iteration falls. `recompute(full)` says not to.
+other; a plan does it where there is room and an iteration is estimated not to take longer. `recompute(full)` forbids it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ REENCODED = "score"  # whoever scores may read a response in its own tokens
 
 
 def with_retained(plan: Plan, cluster: Cluster) -> Plan:
-    """`plan`, in which trainings go on from forwards of the rollout where that is faster and fits."""
+    """`plan`, in which trainings go on from forwards of the rollout where that fits and is not slower."""
     for name in [train.name for _, train in _trainings(plan)]:
         changed = _retaining(plan, name)
         if changed is None:
             continue
         if not cluster.is_local:
             changed = with_caches(changed, cluster)
-        if _fits(changed, cluster) and _seconds(changed, cluster) < _seconds(plan, cluster):
+        # as long will do: of models side by side the quicker saves nothing before the slower does
+        if _fits(changed, cluster) and _seconds(changed, cluster) <= _seconds(plan, cluster):
             plan = changed
     return plan
 

@@ -130,6 +130,13 @@ def test_there_must_be_room(tmp_path):
     assert len(retained(compiled(tmp_path, WHOLE, cluster=cluster))) < 2
 
 
+def test_models_side_by_side_save_together(tmp_path):
+    """The actor saves nothing where the critic takes longer, until the critic has saved."""
+    places = "critic: devices(1)", "actor: devices(2)", "ref: colocate(actor)", "reward: colocate(actor)"
+    plan = compiled(tmp_path, "\n    ".join([f"{WHOLE}\nplan:", *places]) + "\n", 3)
+    assert retained(plan) == {"actor": "old", "critic": "v"}
+
+
 def test_what_leaves_its_ranks_retains_nothing(tmp_path):
     plan = offloaded(edited(compiled(tmp_path, WHOLE), altered(TrainStep, retained="")))
     assert Offloading(plan).layouts and not [*faults(plan)]
