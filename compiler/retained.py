@@ -3,7 +3,7 @@
 With one epoch of one mini-batch a model that a rollout reads (`v_old = critic.values(y)`) computes in its update what it
 has computed before: the same outputs on the same rows with the same weights. Then the rollout's forward keeps its
 activations, for all micro-batches, and the update does the backward pass alone. That takes memory from the one to the
-other; a plan does it where there is room and an iteration is estimated not to take longer. `recompute(full)` forbids it.
+other; a plan does it where there is room and an iteration is estimated to be no longer. `recompute(full)` forbids it.
 """
 
 from __future__ import annotations
