@@ -69,7 +69,8 @@ class Separator:
         inside = tuple(walk(partial, stop=lambda e: self._is_constant(e) or self.is_current(e)))
         calls = tuple(e for e in inside if self.is_current(e))
         constants = tuple(e for e in inside if self._is_constant(e))
-        return Separated(partial, calls, tuple(self._statistics(constants)), constants, self._unit(partial, calls))
+        return Separated(partial, calls, tuple(self._statistics(constants)), constants,
+                         self._unit(partial, calls, constants))
 
     # ---- what kind of value ----------------------------------------------------------------------
 
@@ -179,13 +180,15 @@ class Separator:
 
     # ---- the unit --------------------------------------------------------------------------------
 
-    def _unit(self, partial: Expr, calls: tuple[Expr, ...]) -> tuple[str, ...]:
+    def _unit(self, partial: Expr, calls: tuple[Expr, ...], constants: tuple[Expr, ...]) -> tuple[str, ...]:
         """The leading dims of the responses, or their root dim alone where a reduction needs whole groups.
 
-        It does where it runs over a group dim alone, and where it leaves a group dim behind after the rows are summed.
+        It does where it runs over a group dim alone, and where it leaves a group dim behind after the rows are summed,
+        as a constant may that is the same for all rows.
         """
         leads = tuple(dict.fromkeys(self.dims[e.args[0].type.dims[-1]].lead for e in calls))
         whole = any(self._needs_group(e) for e in walk(partial, stop=self._is_constant) if not self._is_constant(e))
+        whole |= any(e.type.dims and not self.roots & set(e.type.dims) for e in constants)
         return leads[0][:1] if whole or len(leads) > 1 else leads[0]
 
     def _needs_group(self, expr: Expr) -> bool:

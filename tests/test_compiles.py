@@ -159,6 +159,14 @@ def test_what_stands_at_the_end_of_a_response_needs_the_response(tmp_path):
     assert "generate" in made and {c for s in steps_of(plan) if s.op == "load" for c in s.columns} == {"prompts", "second"}
 
 
+def test_a_weight_for_each_place_of_a_group_keeps_groups_whole(tmp_path):
+    plan = compiled(tmp_path, SAMPLED + '''
+update:
+    train actor to maximize mean(actor.logprobs(y) * mean[b](length[t](y)))
+''')
+    assert [step.unit for step in steps_of(plan) if step.op == "train"] == [("b",)]
+
+
 def test_an_update_runs_over_the_rows_that_something_reads(tmp_path):
     plan = compiled(tmp_path, SAMPLED + '''
 update:
