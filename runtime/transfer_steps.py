@@ -26,6 +26,11 @@ Sizes = Mapping[int, int]
 Slices = tuple[slice, ...]
 
 
+def gathers_itself(slots: Tensor) -> bool:
+    """Whether what carries these is NCCL, whose all-gather writes where it shall."""
+    return slots.is_cuda
+
+
 @dataclass(frozen=True)
 class Wire:
     """How this rank reaches others. group: that all of them are in; groups: of ranks that gather."""
@@ -41,7 +46,7 @@ class Wire:
         sends to each.
         """
         group, own = self.groups(ranks), slots[ranks.index(self.rank)]
-        if slots.is_cuda:
+        if gathers_itself(slots):
             dist.all_gather_single(slots.flatten(), own, group=group)
             return
         others = {rank: slot for rank, slot in zip(ranks, slots) if rank != self.rank}

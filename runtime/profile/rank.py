@@ -18,7 +18,7 @@ from torch import Tensor
 from compiler import codec
 from compiler.shapes import ModelShape
 from runtime.launch import die_with_parent
-from runtime.meshes import Job, start
+from runtime.meshes import BACKENDS, Job, start
 from runtime.messages import swap
 from runtime.profile.clock import Clock
 from runtime.profile.layers import measured_layers
@@ -83,8 +83,7 @@ def _links(job: Job, clock: Clock) -> Iterator[Measured]:
     messages = 2 * (job.size - 1)
     one, large = (torch.zeros(n, device=job.device) for n in (1, SENT // 4))
     latency = clock(lambda: _round_trip(job, one)) / 2
-    backend = dist.get_backend()
-    yield Measured("latency", latency, "s", f"a message of {backend}")
+    yield Measured("latency", latency, "s", f"a message of {BACKENDS[job.device.type]}")
     entered = clock(lambda: dist.all_reduce(one))
     waited = max(entered - messages * latency, 0.0)
     yield Measured("collective", waited, "s", "entering a collective, beside its messages")
@@ -106,7 +105,7 @@ def _round_trip(job: Job, message: Tensor) -> None:
 
 def _exchange(job: Job) -> Callable[[], Any]:
     others = [rank for rank in range(job.size) if rank != job.rank]
-    out, into = ({rank: torch.zeros(8, device=job.device) for rank in others} for _ in range(2))
+    out, into = ({rank: torch.zeros(8) for rank in others} for _ in range(2))
     return lambda: swap(out, into)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from compiler.plan import HOME
 from compiler.proof.verify import load_plan
-from runtime import meshes, messages
+from runtime import meshes, messages, transfer_steps
 from runtime.executor.executor import Executor
 from runtime.executor.models import Models
 from runtime.executor.sources import open_sources
@@ -41,7 +41,7 @@ def main() -> None:
         report(case.__name__, case(DistWorld(None, job.rank, job.size), store))
     for most in (messages.MOST_LEAVING, 4 * LONGEST):
         report(f"{most} bytes on their way", random_messages(most))
-    report("gathered", [gathered(backend) for backend in ("gloo", "nccl")])
+    report("gathered", [gathered(by_itself) for by_itself in (False, True)])
     by_step = CountingWorld(None, job.rank, job.size)
     run_counted(by_step, job)
     report("by step", by_step.counted)
@@ -99,11 +99,11 @@ def random_messages(most: int) -> dict[str, int]:
     return {"arrived": arrived, "wrong": wrong, "beyond": int(held > max(most, 8 * LONGEST))}
 
 
-def gathered(backend: str) -> list[list[int]]:
-    """What the ranks' slots hold after an all-gather in the way of a backend; gloo can do it in both."""
+def gathered(by_itself: bool) -> list[list[int]]:
+    """What the ranks' slots hold after an all-gather, as on GPUs or not; gloo can do it in both ways."""
     slots = torch.full((comm.size, 3), -1)
     slots[comm.rank] = torch.arange(3) + 10 * comm.rank
-    with mock.patch.object(torch.distributed, "get_backend", lambda group: backend):
+    with mock.patch.object(transfer_steps, "gathers_itself", lambda slots: by_itself):
         Wire(comm.rank, None, lambda ranks: None).all_gather(slots, tuple(range(comm.size)))
     return slots.tolist()
 
