@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engines import megatron_linear, megatron_scores, megatron_vocabulary
+from runtime.engines import megatron_linear, megatron_mlp, megatron_scores, megatron_vocabulary
 from runtime.engines.megatron_attention import take
 from runtime.engines.megatron_linear import linear
 from runtime.engines.megatron_mlp import swiglu
@@ -93,7 +93,9 @@ def test_linear_adds_to_the_accumulated_gradient() -> None:
     assert_alike([weight.main_grad], [1 + torch.einsum("tbo,tbi->oi", grad, x)])
 
 
-def test_swiglu() -> None:
+@pytest.mark.parametrize("block", [1, 20, 1 << 17], ids=["one row", "some rows", "all rows"])
+def test_swiglu(monkeypatch, block: int) -> None:
+    monkeypatch.setattr(megatron_mlp, "_BLOCK", block)
     wide, weights = leaf(6, 1, 10), [torch.randn(6, 1, 5)]
     found, plain = swiglu(wide), F.silu(wide[..., :5]) * wide[..., 5:]
     assert_alike([found], [plain])
