@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engines import megatron_linear, megatron_mlp, megatron_scores, megatron_vocabulary
+from runtime.engines import blocks, megatron_linear, megatron_vocabulary
 from runtime.engines.megatron_attention import take
 from runtime.engines.megatron_linear import linear
 from runtime.engines.megatron_mlp import swiglu
+from runtime.engines.megatron_norm import RMSNorm
 from runtime.engines.megatron_scores import attended
 from runtime.engines.megatron_vocabulary import logprobs_and_entropy
 from runtime.engines.positions import window_mask
@@ -59,7 +60,7 @@ def test_distribution_of_logits_in_blocks(monkeypatch, block: int, temperature: 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("block", [1, 5 * 49, 1 << 18], ids=["one head", "some heads", "all heads"])
 def test_attention_over_short_rows(monkeypatch, window: int, kv_heads: int, block: int) -> None:
-    monkeypatch.setattr(megatron_scores, "_BLOCK", block)
+    monkeypatch.setattr(blocks, "NUMBERS", block)
     made = [leaf(3, 7, heads, 8) for heads in (4, kv_heads, kv_heads)]
     grids, mask = [x.transpose(1, 2) for x in made], window_mask(window, 7, torch.device("cpu"))
     plain = F.scaled_dot_product_attention(*grids, attn_mask=mask, is_causal=mask is None, scale=0.3, enable_gqa=True)
@@ -95,11 +96,22 @@ def test_linear_adds_to_the_accumulated_gradient() -> None:
 
 @pytest.mark.parametrize("block", [1, 20, 1 << 17], ids=["one row", "some rows", "all rows"])
 def test_swiglu(monkeypatch, block: int) -> None:
-    monkeypatch.setattr(megatron_mlp, "_BLOCK", block)
+    monkeypatch.setattr(blocks, "NUMBERS", block)
     wide, weights = leaf(6, 1, 10), [torch.randn(6, 1, 5)]
     found, plain = swiglu(wide), F.silu(wide[..., :5]) * wide[..., 5:]
     assert_alike([found], [plain])
     assert_alike(gradients([found], weights, [wide]), gradients([plain], weights, [wide]))
+
+
+@pytest.mark.parametrize("block", [1, 10, 1 << 17], ids=["one row", "some rows", "all rows"])
+def test_rms_norm(monkeypatch, block: int) -> None:
+    monkeypatch.setattr(blocks, "NUMBERS", block)
+    x, weight, weights = leaf(7, 1, 5), leaf(5), [torch.randn(7, 1, 5)]
+    norm = RMSNorm(SimpleNamespace(params_dtype=torch.float32, sequence_parallel=False), 5, 1e-5)
+    norm.weight = torch.nn.Parameter(weight.detach().clone())
+    found, plain = norm(x), F.rms_norm(x, (5,), weight, 1e-5)
+    assert_alike([found], [plain])
+    assert_alike(gradients([found], weights, [x, norm.weight]), gradients([plain], weights, [x, weight]))
 
 
 def test_rows_that_are_taken() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_BLOCK = 1 << 17  # numbers of a block
+from runtime.engines.blocks import blocks
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -24,7 +24,7 @@ class RMSNorm(torch.nn.RMSNorm):
 class _RMSNorm(torch.autograd.Function):
     """With n = x / rms and g the gradient of y: dw = sum(g n) and dx = (g w - n mean(g w n)) / rms.
 
-    Backward goes some rows at a time, which stay in a core's cache.
+    Backward goes some rows at a time.
     """
 
     @staticmethod
@@ -41,15 +41,10 @@ class _RMSNorm(torch.autograd.Function):
         wide, normed, inverse = (x.flatten(0, -2) for x in (grad.float(), normed, inverse))
         wide_weight, grad_x = weight.float(), torch.empty_like(normed)
         grad_weight = torch.zeros_like(wide_weight)
-        for rows in _blocks(wide):
+        for rows in blocks(wide):
             products = wide[rows] * normed[rows]
             mean = torch.mv(products, wide_weight).div_(weight.numel()).unsqueeze(1)
             part = torch.mul(wide[rows], wide_weight, out=grad_x[rows])
             part.addcmul_(normed[rows], mean, value=-1).mul_(inverse[rows])
             grad_weight += products.sum(0)
         return grad_x.view(grad.shape).to(grad.dtype), grad_weight.to(weight.dtype), None
-
-
-def _blocks(rows: Tensor) -> Iterator[slice]:
-    size = max(1, _BLOCK // rows.shape[1])
-    return (slice(start, start + size) for start in range(0, len(rows), size))

@@ -6,13 +6,14 @@ probabilities are kept for the gradient, 4 bytes for each pair of tokens of a ro
 
 from __future__ import annotations
 
-from typing import Iterator, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 
+from runtime.engines.blocks import blocks
+
 _SHORT = 128  # tokens
-_BLOCK = 1 << 18  # probabilities of a block
 
 
 def suits(query: Tensor, longest: int) -> bool:
@@ -36,7 +37,7 @@ class _Attention(torch.autograd.Function):
     dS = P (dP - sum(P dP)), dQ = scale dS K and dK = scale dS^T Q.
 
     The query heads that share a key head are rows of one product, so its gradient comes summed over them. A few rows and
-    heads at a time, whose scores stay in a core's cache until they are used.
+    heads at a time.
     """
 
     @staticmethod
@@ -45,7 +46,7 @@ class _Attention(torch.autograd.Function):
         q, k, v = (x.reshape(rows * kv_heads, -1, d) for x in (query, key, value))
         bias = bias.repeat(heads // kv_heads, 1).unsqueeze(0)
         p, mixed = q.new_empty(*q.shape[:2], longest), torch.empty_like(q)
-        for some in _parts(p):
+        for some in blocks(p.flatten(1), 2):
             scores = torch.baddbmm(bias, q[some], k[some].transpose(1, 2), alpha=scale)
             torch.softmax(scores, -1, out=p[some])
             torch.bmm(p[some], v[some], out=mixed[some])
@@ -58,7 +59,7 @@ class _Attention(torch.autograd.Function):
         q, k, v, p = ctx.saved_tensors
         grad = grad.reshape(q.shape)
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
-        for some in _parts(p):
+        for some in blocks(p.flatten(1), 2):
             torch.bmm(p[some].transpose(1, 2), grad[some], out=grad_v[some])
             grad_p = torch.bmm(grad[some], v[some].transpose(1, 2))
             scores = torch.ops.aten._softmax_backward_data(grad_p, p[some], -1, p.dtype)
@@ -66,9 +67,3 @@ class _Attention(torch.autograd.Function):
             torch.baddbmm(k[some], scores.transpose(1, 2), q[some], beta=0, alpha=ctx.scale, out=grad_k[some])
         longest, d = k.shape[1:]
         return *(x.view(ctx.rows, -1, longest, d) for x in (grad_q, grad_k, grad_v)), None, None
-
-
-def _parts(p: Tensor) -> Iterator[slice]:
-    """Of the first dim of p, the probabilities."""
-    size = max(1, _BLOCK // max(1, p[:1].numel()))
-    yield from (slice(start, start + size) for start in range(0, len(p), size))
